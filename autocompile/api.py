@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from optuna.samplers import BaseSampler
+
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
@@ -19,10 +21,10 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, demand_some, exported_code, make_result, write_result
-from autocompile.search.database import demand_usable, without_password
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
 from autocompile.search.opening import demand_sense, described, opened, probe_all, resolved
+from autocompile.search.optuna_study import demand_usable, without_password
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
 from autocompile.search.study import Study
@@ -33,10 +35,14 @@ from autocompile.space.plan import (
     environments,
     limits_of,
     target_spec,
-    unknown_keys,
 )
-from autocompile.space.space import SearchSpace, Space
-from autocompile.space.spaces import calls_between_updates, first_sizes, spaces_of
+from autocompile.space.space import (
+    SearchSpace,
+    Space,
+    calls_between_updates,
+    first_sizes,
+    spaces_of,
+)
 from autocompile.store import runs
 from autocompile.store.files import write_json
 from autocompile.store.reading import notice
@@ -59,7 +65,7 @@ def tune(
     effort: str | None = None,
     trials: int | None = None,
     budget_s: float | None = None,
-    sampler: str = "portfolio",
+    sampler: str | BaseSampler = "portfolio",
     timeout_s: float = 300.0,
     memory_limit_bytes: int | None = None,
     objective: str | None = None,
@@ -97,7 +103,7 @@ def tune(
         effort: ``quick`` (90 s), ``normal`` (5 min, the default) or ``full`` (every setting).
         trials: maximum number of search trials that start a process.
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
-        sampler: ``portfolio``, or Optuna's ``tpe`` or ``random``.
+        sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
         timeout_s: limit for each step of a trial.
         memory_limit_bytes: limit for one trial; None: its share of 80 % of the free memory.
         objective: ``throughput`` (the default) or ``latency``.
@@ -135,7 +141,7 @@ def tune(
     options = {
         "budget_s": budget_s,
         "trials": trials,
-        "sampler": sampler,
+        **({"sampler": sampler} if isinstance(sampler, str) else {}),
         "timeout_s": timeout_s,
         "memory_limit_bytes": memory_limit_bytes,
         "jobs": jobs,
@@ -254,8 +260,6 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    if asked := unknown_keys(data["plan"]):
-        facts.append(f"this version does not know these options: {', '.join(asked)}")
     told = notice(facts, data["environment"])
     return make_result(folder, data, records, limits_of(data["plan"]), told)
 
@@ -294,7 +298,7 @@ def _finished(
 
 
 def _sampler(
-    name: str,
+    name: str | BaseSampler,
     spaces: Mapping[str, Space],
     own_sizes: Mapping[str, int | None],
     run: Mapping[str, Any],

@@ -13,8 +13,7 @@ from conftest import ROOT
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import EAGER
-from autocompile.settings.dimension import Place
-from autocompile.settings.dimensions import why_not
+from autocompile.settings.dimensions import Place, why_not
 
 
 def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -58,7 +58,7 @@ class WithDefaults(Command):
 def _shown(key: str, value: Any) -> str:
     """A value as it is printed: a database's URL may hold a password."""
     if key == "storage":
-        from autocompile.search.database import without_password
+        from autocompile.search.optuna_study import without_password
 
         return without_password(value)
     return ",".join(value) if isinstance(value, list) else str(value)

@@ -12,8 +12,7 @@ from typing import Any
 
 from autocompile.cli import options
 from autocompile.errors import UsageError
-from autocompile.settings.dimension import Dimension
-from autocompile.settings.dimensions import SEARCHED
+from autocompile.settings.dimensions import SEARCHED, Dimension
 from autocompile.space.space import SearchSpace
 
 if sys.version_info >= (3, 11):

@@ -14,8 +14,7 @@ from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, asked_for, environments, target_spec
-from autocompile.space.space import SearchSpace, Space
-from autocompile.space.spaces import spaces_of
+from autocompile.space.space import SearchSpace, Space, spaces_of
 from autocompile.store import runs
 
 __all__ = ["check", "doctor", "machine_here", "preview"]

@@ -24,55 +24,38 @@ SLOWER = 1.15
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a setting must meet to be chosen; None: no limit.
+    """Limits that a setting must meet to be chosen; None: no limit."""
 
-    Attributes:
-        latency_s: seconds of one call.
-        memory_bytes: peak memory; a setting of unknown memory fails it.
-        compile_s: cold compile time in seconds.
-    """
-
-    latency_s: float | None = None
-    memory_bytes: int | None = None
-    compile_s: float | None = None
+    latency_s: float | None = None  # of one call
+    memory_bytes: int | None = None  # at the peak; a setting of unknown memory fails it
+    compile_s: float | None = None  # on a cold cache
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting, or the plainest of several with the same code, with its measurements.
+    """One setting, or the plainest of several with the same code, with its measurements."""
 
-    Attributes:
-        record: its search trial.
-        speedup: over eager in this run, at the same batch size, including the cost of new weights.
-        eager_call_s: seconds of an eager call at this batch size, over all processes.
-        logs: set to log speed-up; empty before a race.
-        searched: log speed-up in the search trial.
-        blocks: set to (process, block times in the order of the rounds).
-        same_code: numbers of the other trials with the same code.
-        warm_compile_s: compile time on a warm cache; None before a race.
-        slow_sets: number of sets left out because the machine was slower.
-        processes: (log speed-up, seconds of a call) of every set, also those left out.
-    """
-
-    record: Record
+    record: Record  # its search trial
+    # Over eager in this run, at the same batch size, including the cost of new weights.
     speedup: Interval
-    eager_call_s: float
-    logs: Mapping[int, float] = field(default_factory=dict)
-    searched: float = 0.0
+    eager_call_s: float  # of a call at this batch size, over all processes
+    logs: Mapping[int, float] = field(default_factory=dict)  # set to log speed-up
+    searched: float = 0.0  # log speed-up in the search trial
+    # Set to (process, block times in the order of the rounds).
     blocks: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
-    same_code: tuple[int, ...] = ()
-    warm_compile_s: float | None = None
-    slow_sets: int = 0
+    same_code: tuple[int, ...] = ()  # numbers of the other trials with the same code
+    warm_compile_s: float | None = None  # on a warm cache; None before a race
+    slow_sets: int = 0  # left out because the machine was slower
+    # (log speed-up, seconds of a call) of every set, also those left out.
     processes: tuple[tuple[float, float], ...] = ()
 
     @property
     def sets(self) -> int:
-        """Number of sets of fresh processes that it was measured in; 0 before a race."""
+        """How many sets of fresh processes it was measured in; 0 before a race."""
         return len(self.logs)
 
     @property
     def call_s(self) -> float:
-        """Seconds of one call, by the speed-up over the common eager time."""
         return self.eager_call_s / self.speedup.value
 
     @property
@@ -237,7 +220,7 @@ def of_sets(logs: list[float], searched: float) -> Interval:
 
 
 class _Eager:
-    """Seconds of an eager call, by environment, batch size and race; race None: in all processes.
+    """Seconds of eager calls, over all processes and of each race, by environment and batch size.
 
     Args:
         working: those that are duplicates have the measurement of another record.
@@ -253,11 +236,11 @@ class _Eager:
 
     def seconds(self, record: Record) -> float:
         """Median over all processes, of the default environment if it was measured there."""
-        for environment in ("default", record.config.environment):
-            if found := self._times[environment, record.batch_size, None]:
-                return median(found)
         assert record.measurement is not None
-        return record.measurement.eager_call_s
+        size = record.batch_size
+        found = self._times["default", size, None]
+        found = found or self._times[record.config.environment, size, None]
+        return median(found) if found else record.measurement.eager_call_s
 
     def of_process(self, record: Record) -> float:
         """In the record's own process; :meth:`seconds` if that used another environment."""
@@ -271,10 +254,9 @@ class _Eager:
         For another environment, scaled by the eager times of both, of the same set if possible.
         """
         environment, size = record.config.environment, record.batch_size
-        if environment != "default":
-            for race in (record.race, None):
-                ours = self._times["default", size, race]
-                theirs = self._times[environment, size, race]
-                if ours and theirs:
-                    return measured.speedup.value * median(ours) / median(theirs)
+        for race in (record.race, None) if environment != "default" else ():
+            ours = self._times["default", size, race]
+            theirs = self._times[environment, size, race]
+            if ours and theirs:
+                return measured.speedup.value * median(ours) / median(theirs)
         return measured.speedup.value

@@ -8,7 +8,7 @@ indifference zone of ranking and selection: Kim and Nelson, 2001).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
@@ -97,22 +97,15 @@ def _calls_per_s(c: Candidate) -> Interval:
 
 @dataclass(frozen=True)
 class Decision:
-    """The best setting at one batch size of a phase.
+    """The best setting at one batch size of a phase."""
 
-    Attributes:
-        best: the plainest of the best; eager if nothing is faster.
-        ties: ``best``, then those equal to it.
-        rivals: all others that worked, fastest first.
-        open: (candidate, largest possible gain as a fraction) of those that may be more than 2 %
-            better; empty if decided.
-        ceiling: largest gain over ``best`` that any tried setting may have, as a fraction (95 %).
-    """
-
-    best: Candidate
-    ties: tuple[Candidate, ...]
-    rivals: tuple[Candidate, ...]
+    best: Candidate  # the plainest of the best; eager if nothing is faster
+    ties: tuple[Candidate, ...]  # ``best``, then those equal to it
+    rivals: tuple[Candidate, ...]  # all others that worked, fastest first
+    # (candidate, largest possible gain as a fraction) of those that may be more than 2 % better;
+    # empty if decided.
     open: tuple[tuple[Candidate, float], ...]
-    ceiling: float
+    ceiling: float  # largest gain over ``best`` that any tried setting may have (95 %)
 
     @property
     def is_faster(self) -> bool:
@@ -133,7 +126,8 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     raced = [c for c in rivals if c.sets]
     faster = [c for c in raced or rivals if c.speedup.low > 1 and c.speedup.value > 1 + SAME]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
-    ties = sorted(equals, key=plainness(equals))
+    cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
+    ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))
     best = ties[0] if ties else eager
     others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
     # Settings that lost in the search are not raced, but count for the ceiling.
@@ -161,33 +155,45 @@ def decide_all(
 def finalists(decision: Decision) -> list[Candidate]:
     """The settings to race: those that may be the best, and plain ``torch.compile()``.
 
-    Before the first set, the fastest of the search. Later, the leader with those that lack sets
-    and those that may still be better. Empty if only eager can be the best.
+    Empty if only eager can be the best.
     """
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
     every = [c for c in every if not c.record.config.is_baseline]
     raced = [c for c in every if c.sets]
-    leader = next(iter(raced or every), None)
-    if leader is None:
-        return []
-    alive = [c for c in raced or every if not is_out(c, leader) and c.speedup.high > 1]
-    if raced:
-        may_win = [c for c, _ in decision.open]
-        going_on = [c for c in alive if c.sets < SETS[0] or c in may_win]
-        going_on = [c for c in going_on if len(c.processes) < SETS[1]]
-        alive = [c for c in alive if c in (leader, decision.best, *going_on)]
-        new = [c for c, _ in decision.open if not c.sets and not c.processes]
-        chosen = alive + new[: max(0, _MOST - len(alive))]
-    else:
-        chosen = alive[:_MOST]
-        # Without its fastest part, noise of the search could choose a feature that does nothing.
-        own = leader.record.config.features
-        others = [c for c in every if c not in chosen and c.record.config.features < own]
-        chosen += [c for c in others if not is_out(c, leader)][:1]
+    chosen = _going_on(decision, raced) if raced else _first(every)
     default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]
     # Also raced next to other environments, since it brings eager mode of the default one.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
+
+
+def _first(searched: Sequence[Candidate]) -> list[Candidate]:
+    """Before the first set, the fastest of the search."""
+    if not searched:
+        return []
+    leader = searched[0]
+    alive = [c for c in searched if not is_out(c, leader)]
+    chosen = [c for c in alive if c.speedup.high > 1][:_MOST]
+    # Without its fastest part, noise of the search could choose a feature that does nothing.
+    own = leader.record.config.features
+    return chosen + [c for c in alive if c not in chosen and c.record.config.features < own][:1]
+
+
+def _going_on(decision: Decision, raced: Sequence[Candidate]) -> list[Candidate]:
+    """Later, the leader with those that lack sets and those that may still be better."""
+    leader, may_win = raced[0], [c for c, _ in decision.open]
+    chosen = [
+        c
+        for c in raced
+        if c.speedup.high > 1
+        and not is_out(c, leader)
+        and (
+            c in (leader, decision.best)
+            or (len(c.processes) < SETS[1] and (c.sets < SETS[0] or c in may_win))
+        )
+    ]
+    new = [c for c in may_win if not c.sets and not c.processes]
+    return chosen + new[: max(0, _MOST - len(chosen))]
 
 
 def is_out(candidate: Candidate, leader: Candidate) -> bool:
@@ -196,15 +202,10 @@ def is_out(candidate: Candidate, leader: Candidate) -> bool:
     return compare(leader, candidate).low > 1 + zone
 
 
-def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, int, float]]:
+def plainness(c: Candidate, cheapest_s: float) -> tuple[bool, int, float]:
     """Sort key for equal settings: cheap to compile first, then few changes to torch's defaults."""
-    cheapest_s = min((c.record.compile_s or 0.0 for c in found), default=0.0)
-
-    def key(c: Candidate) -> tuple[bool, int, float]:
-        compile_s = 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
-        return is_dearer(compile_s, cheapest_s), c.record.config.changes(), compile_s
-
-    return key
+    compile_s = 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
+    return is_dearer(compile_s, cheapest_s), c.record.config.changes(), compile_s
 
 
 def is_dearer(compile_s: float, other_s: float) -> bool:

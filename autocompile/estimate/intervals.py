@@ -65,9 +65,6 @@ def median_interval(values: Sequence[float]) -> Interval:
     Half of the values may be wild. Where neighbours lie on the same side of the median more often
     than by chance they are not independent, and count as fewer. For fewer than six values no 95 %
     interval exists, and their range is returned.
-
-    Raises:
-        ValueError: no values, or a value that is not finite.
     """
     x = np.asarray(values, dtype=float)
     if x.size == 0 or not np.isfinite(x).all():
@@ -86,16 +83,8 @@ def _exp(interval: Interval) -> Interval:
     return Interval(*(math.exp(v) for v in (interval.value, interval.low, interval.high)))
 
 
-def _log(interval: Interval) -> Interval:
-    return Interval(*(math.log(v) for v in (interval.value, interval.low, interval.high)))
-
-
 def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
-    """How many times faster the compiled side is, by seconds per call of each round's blocks.
-
-    Raises:
-        ValueError: unequal or empty lists, or a time that is not positive.
-    """
+    """How many times faster the compiled side is, by seconds per call of each round's blocks."""
     if len(eager_s) != len(compiled_s) or not eager_s:
         raise ValueError(f"{len(eager_s)} eager blocks, {len(compiled_s)} compiled blocks")
     if min(*eager_s, *compiled_s) <= 0:
@@ -107,9 +96,9 @@ def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
 def ratio(numerator: Interval, denominator: Interval) -> Interval:
     """The quotient of two independent estimates; errors of the logs add in quadrature."""
     value = numerator.value / denominator.value
-    top, bottom = _log(numerator), _log(denominator)
-    up = math.hypot(top.high - top.value, bottom.value - bottom.low)
-    down = math.hypot(top.value - top.low, bottom.high - bottom.value)
+    over, under = numerator, denominator
+    up = math.hypot(math.log(over.high / over.value), math.log(under.value / under.low))
+    down = math.hypot(math.log(over.value / over.low), math.log(under.high / under.value))
     return Interval(value, value * math.exp(-down), value * math.exp(up))
 
 
@@ -119,9 +108,6 @@ def over_sets(logs: Sequence[float]) -> Interval:
     The variance of so few processes is uncertain, so it is combined with a prior, as in Smyth's
     moderated t (Statistical Applications in Genetics and Molecular Biology 3, 2004). The interval
     of a single process comes from the prior alone.
-
-    Raises:
-        ValueError: no log ratios.
     """
     if not logs:
         raise ValueError("no process measured it")

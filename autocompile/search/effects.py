@@ -22,7 +22,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 
-__all__ = ["Effects", "Prior", "codes", "costs_of", "expected_gain", "feature_table", "prior_of"]
+__all__ = ["Effects", "Prior", "costs_of", "expected_gain", "prior_of"]
 
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
@@ -38,19 +38,12 @@ _NOISE, _WIDTH = 0.03, 3.92  # of one process; width of a 95 % interval in stand
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior from recorded tables for a kind of phase and device.
+    """Prior from recorded tables for a kind of phase and device."""
 
-    Attributes:
-        effects: mean log speed-up by field.
-        seconds: by field, seconds that it adds to a search trial.
-        base_s: seconds of a trial that compiles nothing.
-        modules: of the models of the tables, in the geometric mean; None: not known.
-    """
-
-    effects: Mapping[str, float] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    base_s: float = 2.0
-    modules: int | None = None
+    effects: Mapping[str, float] = field(default_factory=dict)  # mean log speed-up by field
+    seconds: Mapping[str, float] = field(default_factory=dict)  # that a field adds to a trial
+    base_s: float = 2.0  # of a trial that compiles nothing
+    modules: int | None = None  # of the tables' models, in the geometric mean; None: not known
 
     def of_size(self, modules: int | None) -> Prior:
         """The prior of a model with so many modules, whose compiles take with their root."""
@@ -100,124 +93,60 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 class Effects:
     """The model of all settings of a study, with a prior for each phase.
 
-    Each result adds a row to the Cholesky factor of the results' covariance with the settings that
-    are left, so that it costs (results × settings left) operations and nothing is solved anew.
-
     Attributes:
-        mean: of the log speed-up of each setting, by position, given the results so far.
+        has: which setting (row) has which feature (column).
+        phase, cell: a number for the phase of each setting, and for phase and batch size.
     """
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self._prior = np.array([priors[s.phase].mean(s.config) for s in settings])
-        self._phase = codes([s.phase for s in settings])
-        self._cell = codes([s.cell for s in settings])
-        self._config = codes([s.config for s in settings])
-        names, has = feature_table(settings)
+        self.phase = _codes([s.phase for s in settings])
+        self.cell = _codes([s.cell for s in settings])
+        self._config = _codes([s.config for s in settings])
+        names = sorted(set().union(*(s.config.features for s in settings)))
+        has = [[name in s.config.features for name in names] for s in settings]
+        self.has = np.array(has, dtype=bool).reshape(len(settings), len(names))
         kinds = [name.split("=")[0] for name in names]
         deviations = [_FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds]
-        self._has = has * np.array(deviations)
+        self._deviations = self.has * np.array(deviations)
         # The speed-up of plain eager is known to be 1.
-        self._unknown = has.any(axis=1).astype(float)
-        self._forget()
+        self._unknown = self.has.any(axis=1).astype(float)
+        own = np.square(self._deviations).sum(axis=1) * (1 + _HERE**2)
+        self._variance = self._unknown * (own + _WHOLE**2 + _WHOLE_HERE**2)
 
-    def _forget(self) -> None:
-        count = len(self._prior)
-        self.mean = self._prior.copy()
-        own = np.square(self._has).sum(axis=1) * (1 + _HERE**2)
-        self._variance = self._unknown * (own + (_WHOLE**2 + _WHOLE_HERE**2))
-        self._values, self._spreads = np.full(count, np.nan), np.zeros(count)
-        self._kept, self._column_of = np.arange(count), np.arange(count)
-        self._factor, self._rows = np.empty((0, count)), 0  # of its rows, as many are in use
-        self._covariances: dict[int, Any] = {}  # given the results, of what runs with all
-
-    def learn(self, values: Any, spreads: Any) -> None:
-        """Take new results into account; where an earlier one has changed, begin anew.
+    def posterior(self, values: Any, spreads: Any) -> tuple[Any, Any]:
+        """Mean and standard deviation of the log speed-up of each setting, given the results.
 
         Args:
-            values: measured log speed-ups of all settings, NaN where there is none; ``spreads``:
-                widths of their 95 % intervals.
+            values: measured log speed-ups of all settings, NaN where there is none.
+            spreads: widths of their 95 % intervals.
         """
-        known = ~np.isnan(self._values)
-        if (known & ((values != self._values) | (spreads != self._spreads))).any():
-            self._forget()
+        known = np.flatnonzero(~np.isnan(values))
+        noise = _NOISE + spreads[known] / _WIDTH + np.maximum(0.0, _WORST - values[known])
+        surprise = np.maximum(values[known], _WORST) - self._prior[known]
         with self._blas.limit(limits=1, user_api="blas"):
-            for i in np.flatnonzero(~np.isnan(values) & np.isnan(self._values)).tolist():
-                self._condition(i, float(values[i]), float(spreads[i]))
+            covariance = self._covariance(known)
+            weights = np.linalg.solve(covariance[:, known] + np.diag(noise**2), covariance)
+            mean = self._prior + surprise @ weights
+        variance = self._variance - (covariance * weights).sum(axis=0)
+        return mean, np.sqrt(np.maximum(variance, 1e-8))
 
-    def _condition(self, i: int, value: float, spread: float) -> None:
-        if self._rows == len(self._factor):
-            self._make_room()
-        noise = _NOISE + spread / _WIDTH + max(0.0, _WORST - value)
-        own, kept = self._column_of[i], self._kept
-        found = self._covariances
-        covariance = found.pop(i) if i in found else self._covariance(i)
-        scale = math.sqrt(covariance[own] + noise**2)
-        row = covariance / scale
-        self.mean[kept] += row * ((max(value, _WORST) - self.mean[i]) / scale)
-        self._variance[kept] -= np.square(row)
-        for j, other in found.items():
-            other -= row[self._column_of[j]] * row
-        self._factor[self._rows] = row
-        self._rows += 1
-        self._values[i], self._spreads[i] = value, spread
-
-    def _make_room(self) -> None:
-        """Drop the columns of settings that have results, and add rows for new ones."""
-        left = np.isnan(self._values[self._kept])
-        self._kept = self._kept[left]
-        count = len(self._kept)
-        self._column_of[self._kept] = np.arange(count)
-        self._factor = np.vstack([self._factor[:, left], np.empty((count // 8 + 1, count))])
-        self._covariances = {i: each[left] for i, each in self._covariances.items()}
-
-    def beside(self, running: Sequence[int]) -> tuple[Any, Any]:
-        """Mean and standard deviation of all log speed-ups if what runs reaches its mean.
-
-        Of settings that have results they are of no use.
-        """
-        with self._blas.limit(limits=1, user_api="blas"):
-            found = self._covariances
-            self._covariances = {
-                i: found[i] if i in found else self._covariance(i) for i in running
-            }
-            mean, variance = self.mean.copy(), self._variance.copy()
-            if running:
-                cross = np.array([*self._covariances.values()])
-                below = np.maximum(0.0, _WORST - mean[running])
-                own = cross[:, self._column_of[running]] + np.diag(np.square(_NOISE + below))
-                half = np.linalg.inv(np.linalg.cholesky(own))
-                rows = half @ cross
-                mean[self._kept] += (half @ below) @ rows
-                variance[self._kept] -= np.einsum("ij,ij->j", rows, rows)
-            return mean, np.sqrt(np.maximum(variance, 1e-8))
-
-    def _covariance(self, i: int) -> Any:
-        """Of a setting with those whose columns are kept, given the results."""
-        rows = self._factor[: self._rows]
-        return self._between(i)[self._kept] - rows[:, self._column_of[i]] @ rows
-
-    def _between(self, i: int) -> Any:
-        """Prior covariances of a setting's log speed-up with all."""
-        alike, here = self._phase == self._phase[i], self._cell == self._cell[i]
-        same = self._config == self._config[i]
-        fields = (self._has @ self._has[i]) * (1 + _HERE**2 * here)
+    def _covariance(self, known: Any) -> Any:
+        """Prior covariances of the log speed-ups of some settings (rows) with those of all."""
+        alike, here, same = (
+            each[known, None] == each for each in (self.phase, self.cell, self._config)
+        )
+        fields = (self._deviations[known] @ self._deviations.T) * (1 + _HERE**2 * here)
         whole = same * (_WHOLE**2 + _WHOLE_HERE**2 * here)
-        return self._unknown * self._unknown[i] * alike * (fields + whole)
+        return self._unknown[known, None] * self._unknown * alike * (fields + whole)
 
 
-def codes(values: Sequence[Any]) -> Any:
+def _codes(values: Sequence[Any]) -> Any:
     """The position of each value among the different ones."""
     known: dict[Any, int] = {}
     return np.array([known.setdefault(v, len(known)) for v in values])
-
-
-def feature_table(settings: Sequence[Setting]) -> tuple[list[str], Any]:
-    """The names of all features, and which setting (row) has which (column)."""
-    names = sorted(set().union(*(s.config.features for s in settings)))
-    has = [[name in s.config.features for name in names] for s in settings]
-    return names, np.array(has, dtype=bool).reshape(len(settings), len(names))
 
 
 def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:

@@ -27,20 +27,13 @@ _GRACE = 0.03  # share by which the last search trial may delay the races
 
 
 class Budget:
-    """Remaining time of a run.
-
-    Args:
-        total_s: seconds of the whole run; None: unlimited.
-        trials: maximum number of search trials that start a process; None: unlimited.
-        began: time at which the run began, by ``clock``.
-        clock: returns seconds.
-    """
+    """Remaining time of a run."""
 
     def __init__(
         self,
-        total_s: float | None,
-        trials: int | None = None,
-        began: float | None = None,
+        total_s: float | None,  # of the whole run; None: unlimited
+        trials: int | None = None,  # most that start a process for the search; None: unlimited
+        began: float | None = None,  # by ``clock``
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_s, self.trials, self._clock = total_s, trials, clock
@@ -71,18 +64,12 @@ class Budget:
 
 
 class Jobs:
-    """The running jobs of one executor.
+    """The running jobs of one executor; they are ended once ``is_over``.
 
     The first Ctrl-C ends running jobs, which still report their endings; the second is raised.
     Inside the context, a signal handler records the first instead of raising KeyboardInterrupt,
     which could hit anywhere and is ignored in destructors and weak reference callbacks. It is
     raised at the end of the context.
-
-    Args:
-        is_over: whether the time is over, so that running jobs must be ended.
-
-    Attributes:
-        interrupted: whether Ctrl-C was pressed, so that nothing should be started.
     """
 
     def __init__(
@@ -127,11 +114,7 @@ class Jobs:
             self._interrupt()
 
     def next(self) -> tuple[int, Ending]:
-        """Wait until a job ends; returns its number and how it ended.
-
-        Raises:
-            KeyboardInterrupt: the second Ctrl-C.
-        """
+        """Wait until a job ends; returns its number and how it ended."""
         while not self._ended:
             try:
                 self._wait()

@@ -36,17 +36,11 @@ _MORE = {
     Outcome.TIMEOUT: "a longer --timeout, if it only needs more time",
     Outcome.OUT_OF_MEMORY: "a larger --memory-limit, if it only needs more memory",
 }
-
-
 _ONE_OF = {"sampler": SAMPLERS, "isolation": get_args(Isolation)}
 
 
 def demand_sense(options: Mapping[str, Any]) -> None:
-    """Check how a run is to be made, before anything is started for it.
-
-    Args:
-        options: by parameter of :func:`autocompile.tune`: names, and numbers above 0 or None.
-    """
+    """Check parameters of :func:`autocompile.tune`: names, and numbers above 0 or None."""
     for name, value in options.items():
         if name in _ONE_OF:
             if value not in _ONE_OF[name]:
@@ -59,13 +53,9 @@ def demand_sense(options: Mapping[str, Any]) -> None:
 def resolved(
     asked: Mapping[str, Any], run_dir: str | Path | None, resume: bool
 ) -> tuple[RunFolder, Plan]:
-    """The run's folder and plan; of a resumed run, the plan that it was started with.
+    """The run's folder and plan, of the fields that were asked for.
 
-    ``asked``: fields of the plan that were asked for.
-
-    Raises:
-        UsageError: something else was asked for than the run was made with.
-        RunError: the folder cannot be used, or there is no run to resume.
+    A resumed run has the plan that it was started with, and nothing else may be asked for.
     """
     plan = Plan(**asked)
     if resume:
@@ -131,12 +121,7 @@ def probe(
     progress: Progress,
     environment: str = "default",
 ) -> ProbeResult:
-    """What the interpreter of an environment finds of machine, torch and target.
-
-    Raises:
-        TargetError: the target cannot be loaded, built or run in eager mode.
-        KeyboardInterrupt: the user pressed Ctrl-C.
-    """
+    """What the interpreter of an environment finds of machine, torch and target."""
     backends = plan.space.backends
     request = ProbeRequest(
         header=job_factory.header,
@@ -216,7 +201,8 @@ def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], eve
         for what, (old, new) in unlike(before, here, sorted(names)).items():
             told = f"{old} then, {new} now"
             raise RunError(f"{folder.path} was made with another {what}{where}", told, hint=anew)
-    changed = _changed(plan.target, run.get("sources", {}))
+    earlier, files = run.get("sources", {}), _digests(plan.target)
+    changed = [path for path, digest in earlier.items() if files and files.get(path) != digest]
     if not changed and run["target"].get("sha256") != every["default"].target.get("sha256"):
         changed = [plan.target]  # a file that is not here
     if changed:
@@ -234,18 +220,3 @@ def _digests(target: str) -> dict[str, str]:
     files = {found.place / path: data for path, data in found.files.items()}
     home = found.file.parent
     return {os.path.relpath(p, home): hashlib.sha256(d).hexdigest() for p, d in files.items()}
-
-
-def _changed(target: str, digests: Mapping[str, str]) -> list[str]:
-    """Which of the files hold something else by now, or are gone."""
-    if (found := sources_of(target)) is None:
-        return []
-    changed = []
-    for path, digest in digests.items():
-        try:
-            now = hashlib.sha256((found.file.parent / path).read_bytes()).hexdigest()
-        except OSError:
-            now = ""
-        if now != digest:
-            changed.append(path)
-    return changed

@@ -2,15 +2,15 @@
 
 The records in the run's folder are authoritative. ``ask`` and ``tell`` on a database would take a
 dozen transactions per trial and could fail in between, so they use a study in memory, and each
-finished trial is added to the database in one transaction. Missing rows are added when the run is
-resumed, and a corrupt database is rebuilt.
+finished trial is added to the database in one transaction. When the run is resumed, its own
+database is made anew from the records, and one that ``--storage`` names gets the rows it lacks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import threading
-import warnings
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,74 +18,46 @@ from typing import Any
 
 import optuna
 import sqlalchemy as sql
-from optuna.distributions import check_distribution_compatibility
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
-from autocompile.search.database import (
-    TROUBLE,
-    first_line,
-    storage_at,
-    unusable,
-    without_password,
-)
-from autocompile.search.sampler import ListedSampler, Rest
-from autocompile.search.seen import LEFT
+from autocompile.search.sampler import LEFT, ListedSampler, Rest
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
-__all__ = ["OptunaStudy"]
+__all__ = ["OptunaStudy", "demand_usable", "without_password"]
 
+_TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
+# Of PostgreSQL's client: seconds to connect, and ms after which a server that is gone is given up.
+_PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
 _LOCK_PATIENCE_S = 1.0  # Optuna tries five times
-_FILTERS = threading.Lock()  # filters of warnings are of all threads: runs of a cluster set them
-_METRIC = "speed-up over eager"
-_NOTE = """\
-The search of the run `{run}`. The answer, with the races that confirm it, is in its `report.html`.
-
-- The value is the speed-up over eager mode in one process; 1 is as fast. All phases and batch sizes
-  are one study, and eager mode is a trial of each.
-- *Pruned* means that a setting has no valid result. `outcome` and `message` say why.
-- *Fail* means that it was stopped before its end.
-- The log of a trial is in `{run}/trials/`, in the folder of its `number`.
-"""
 
 
 @dataclass
 class OptunaStudy:
-    """Asks Optuna for settings and reports results to it and to the database.
-
-    Attributes:
-        storage: URL of the user's database; None: ``study.db`` in the run's folder.
-        warn: called with a message when the database cannot be written.
-    """
+    """Asks Optuna for settings and reports results to it and to the database."""
 
     sampler: ListedSampler
     name: str
     folder: RunFolder
-    storage: str | None
-    warn: Callable[[str], None]
+    storage: str | None  # URL of the user's database; None: ``study.db`` in the run's folder
+    warn: Callable[[str], None]  # called when the database cannot be written
 
     def __post_init__(self) -> None:
         self._open: dict[Setting, optuna.Trial] = {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._memory = self._study(optuna.storages.InMemoryStorage())
         self._disk: optuna.Study | None = None
-        self._place = without_password(self.storage) if self.storage else self.folder.study_db.name
 
     @property
     def is_done(self) -> bool:
-        """Whether the sampler has nothing left that is worth trying."""
         return self.sampler.is_done(self._memory)
 
     @property
     def rest(self) -> list[Rest]:
-        """What was not tried and may be worth its seconds, by the sampler's own word."""
         return self.sampler.rest(self._memory)
-
-    @property
-    def promise(self) -> float:
-        """The largest expected log speed-up over the best of what runs."""
-        return self.sampler.promise(self._memory, self._open)
 
     @property
     def left(self) -> int:
@@ -109,76 +81,50 @@ class OptunaStudy:
         try:
             if self._disk is not None:
                 self._disk.add_trial(row)
-        except TROUBLE as error:
-            self._disk = None
-            self.warn(
-                f"{self._place} cannot be written ({first_line(error)}); the trials are safe in "
-                "the run's folder, and --resume adds the missing rows"
-            )
+        except _TROUBLE as error:
+            self._without_disk(error)
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Open the database and add the records to both studies.
-
-        Raises:
-            RunError: the user's storage cannot be used.
-        """
+        """Open the database and add the records to both studies."""
         rows = [self._row(record) for record in records]
         self._memory.add_trials(rows)
         try:
             self._disk = self._filled(rows)
-        except TROUBLE as error:
+        except _TROUBLE as error:
             if self.storage:
-                raise unusable(self.storage, error) from error
-            if "locked" in (why := first_line(error)):
-                self.warn(f"{self._place} is locked by another program; --resume adds the rows")
-            else:
-                self._rebuild(rows, why)
+                raise _unusable(self.storage, error) from error
+            self._without_disk(error)
 
-    def _rebuild(self, rows: Sequence[FrozenTrial], why: str) -> None:
-        """Move the run's own database, which is torn, aside and make a new one."""
-        database = self.folder.study_db
-        try:
-            aside = database.replace(f"{database}.torn")
-            self._disk = self._filled(rows)
-        except TROUBLE as error:
-            self.warn(f"{self._place} cannot be written: {first_line(error)}")
-        else:
-            self.warn(
-                f"{self._place} could not be read ({why}); it was rebuilt from the trials' "
-                f"records, and the old one renamed to {aside.name}"
-            )
+    def _without_disk(self, error: Exception) -> None:
+        self._disk = None
+        place = without_password(self.storage) if self.storage else self.folder.study_db.name
+        self.warn(
+            f"{place} cannot be written ({_first_line(error)}); the trials are safe in the run's "
+            "folder, and --resume adds the missing rows"
+        )
 
     def _filled(self, rows: Sequence[FrozenTrial]) -> optuna.Study:
         """The study in the database, with the rows that it lacks."""
-        path, patience = str(self.folder.study_db.resolve()), {"timeout": str(_LOCK_PATIENCE_S)}
-        own = sql.URL.create("sqlite", database=path, query=patience).render_as_string()
-        storage = storage_at(self.storage or own)
-        study = self._study(storage)
-        found = storage.get_study_id_from_name(self.name)
-        if "dashboard:note_ver" not in storage.get_study_system_attrs(found):
-            # As optuna_dashboard.save_note does; from then on it is the user's.
-            note = _NOTE.format(run=self.folder.path)
-            storage.set_study_system_attr(found, "dashboard:note_str:0", note)
-            storage.set_study_system_attr(found, "dashboard:note_ver", 1)
-        there = study.get_trials(deepcopy=False)
-        for name, known in there[-1].distributions.items() if there else ():
-            check_distribution_compatibility(known, self.sampler.distributions.get(name, known))
-        told = {row.user_attrs.get("number") for row in there}
+        url = self.storage
+        if url is None:
+            path = self.folder.study_db
+            path.unlink(missing_ok=True)
+            query = {"timeout": str(_LOCK_PATIENCE_S)}
+            own = sql.URL.create("sqlite", database=str(path.resolve()), query=query)
+            url = own.render_as_string()
+        study = self._study(_storage_at(url))
+        told = {row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)}
         study.add_trials(row for row in rows if row.user_attrs["number"] not in told)
         return study
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
-        with _FILTERS, warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study = optuna.create_study(
-                study_name=self.name,
-                storage=storage,
-                sampler=self.sampler,
-                direction="maximize",
-                load_if_exists=True,
-            )
-            study.set_metric_names([_METRIC])
-            return study
+        return optuna.create_study(
+            study_name=self.name,
+            storage=storage,
+            sampler=self.sampler,
+            direction="maximize",
+            load_if_exists=True,
+        )
 
     def _row(self, record: Record) -> FrozenTrial:
         """The trial's row; a failure counts as pruned, since samplers propose failed ones again."""
@@ -229,3 +175,57 @@ def _attributes(record: Record) -> dict[str, Any]:
         every["interval"] = f"{speedup.low:.3f} to {speedup.high:.3f}"
         every["spread"] = math.log(speedup.high / speedup.low)
     return every
+
+
+# The database that --storage names ----------------------------------------------------------------
+
+
+def demand_usable(url: str) -> None:
+    """Raise a RunError if the database cannot be reached or used."""
+    try:
+        _storage_at(url).engine.dispose()
+    except _TROUBLE as error:
+        raise _unusable(url, error) from error
+
+
+def _storage_at(url: str) -> optuna.storages.RDBStorage:
+    # A connection is tested before it is used: the server may have been restarted.
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if sql.make_url(url).get_driver_name().startswith("psycopg"):
+        options["connect_args"] = _PATIENCE
+    return optuna.storages.RDBStorage(url, options)
+
+
+def _unusable(url: str, error: Exception) -> RunError:
+    """What to say of a database that cannot be used."""
+    not_read = "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
+    driver = "install it, or name the driver that is there, as in postgresql+psycopg://USER@HOST/DB"
+    return RunError(
+        f"the study database {without_password(url)} cannot be used",
+        _first_line(error) if _read(url) else not_read,
+        *([driver] if isinstance(error, ImportError) else []),
+        hint="another --storage, or none: the run then keeps its own database",
+    )
+
+
+def without_password(url: str) -> str:
+    """The URL as messages name it; no more than its kind if its password may be anywhere."""
+    found = _read(url)
+    if found is None or (found.query and found.drivername != "sqlite"):
+        return "".join(re.findall(r"^[\w+]+://", url)) + "***"
+    return found.render_as_string() if found.password else url
+
+
+def _read(url: str) -> sql.URL | None:
+    """The parts of a URL; None if it is none, or has an @ that may be of its password."""
+    with contextlib.suppress(ArgumentError, ValueError):
+        found = sql.make_url(url)
+        return None if found.password and url.count("@") > 1 else found
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of what the database said."""
+    while error.__cause__ is not None:  # the database's message, not Optuna's
+        error = error.__cause__
+    return next(iter(str(error).splitlines()), type(error).__name__)[:160]

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
@@ -61,12 +61,11 @@ class Race:
     study: Study
     limits: Limits
     own_sizes: Mapping[str, int | None]
-    _alone: set[int] = field(default_factory=set)  # failed in a shared process: run in their own
-    _last: set[int] = field(default_factory=set)  # failed there too: run with no other beside it
+    _alone: set[int] = field(default_factory=set)  # failed beside others: run with none
     _given_up: set[Cell] = field(default_factory=set)  # its race failed outside any setting
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
-    _records_at: dict[Cell, list[Record]] = field(default_factory=lambda: defaultdict(list))
-    _decided: dict[Cell, Decision | None] = field(default_factory=dict)  # from these records
+    # By how many records.
+    _decided: tuple[int, list[tuple[Cell, Decision]]] = field(default_factory=lambda: (0, []))
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over."""
@@ -100,16 +99,15 @@ class Race:
             lambda c, _: c.sets < SETS[0],
             lambda c, decision: bool(decision.open) and c.sets < SETS[1],
         )
-        for needs_set in stages:
-            for cell, decision in self._decisions():
-                if cell in raced:
-                    continue
-                runners = finalists(decision)
-                needy = [c for c in runners if self._tries(c) < SETS[1] and needs_set(c, decision)]
-                for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
-                    some = runners[:most]
-                    if any(c in needy for c in some) and self._set_s(cell, some) <= self._left_s():
-                        return cell, some
+        for needs_set, (cell, decision) in itertools.product(stages, self._decisions()):
+            if cell in raced:
+                continue
+            runners = finalists(decision)
+            needy = [c for c in runners if self._tries(c) < SETS[1] and needs_set(c, decision)]
+            for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
+                some = runners[:most]
+                if any(c in needy for c in some) and self._set_s(cell, some) <= self._left_s():
+                    return cell, some
         return None
 
     @property
@@ -151,19 +149,17 @@ class Race:
     # What has been decided, and the time that is left ---------------------------------------------
 
     def _decisions(self) -> list[tuple[Cell, Decision]]:
-        """Of each phase and batch size, the user's own first."""
-        for r in self.study.records[sum(map(len, self._records_at.values())) :]:
-            self._records_at[r.phase, r.batch_size].append(r)
-            self._decided.pop((r.phase, r.batch_size), None)
-        for cell in self._records_at.keys() - self._decided.keys():
-            self._decided[cell] = decide_all(self._records_at[cell], self.limits).get(cell[1])
-        found: list[tuple[int, Cell, Decision]] = []
-        for phase, own in self.own_sizes.items():
-            decisions = {size: d for (p, size), d in self._decided.items() if p == phase and d}
-            order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
-            found += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
-        found.sort(key=lambda each: each[0])  # the first of each phase, then the second
-        return [(cell, decision) for _, cell, decision in found if cell not in self._given_up]
+        """Of each phase and batch size, the user's own first, and of each phase in turn."""
+        records = self.study.records
+        if self._decided[0] != len(records):
+            found: list[tuple[int, Cell, Decision]] = []
+            for phase, own in self.own_sizes.items():
+                decisions = decide_all((r for r in records if r.phase == phase), self.limits)
+                order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
+                found += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
+            found.sort(key=lambda each: each[0])
+            self._decided = len(records), [(cell, decision) for _, cell, decision in found]
+        return [each for each in self._decided[1] if each[0] not in self._given_up]
 
     def _tries(self, c: Candidate) -> int:
         """In how many sets it was, those left out included."""
@@ -205,7 +201,7 @@ class Race:
 
     def _start_groups(self, jobs: Jobs, own: _Set) -> None:
         """Start what there is room for; after Ctrl-C nothing more."""
-        while own.waiting and jobs.has_room and not (self._last and jobs.size):
+        while own.waiting and jobs.has_room and not (self._alone and jobs.size):
             group = own.waiting.pop(0)
             job = self._start(jobs, own.cell, group, takes_turns=own.takes_turns)
             own.started[job] = group
@@ -258,10 +254,8 @@ class Race:
             compile_threads=self.study.executor.compile_threads(not takes_turns),
         )
         environment = group[0].record.config.environment
-        is_fresh = exported is not None
-        jobs.start(
-            factory.job(request, fresh=is_fresh, alone=not takes_turns, environment=environment)
-        )
+        options: dict[str, Any] = {"fresh": exported is not None, "alone": not takes_turns}
+        jobs.start(factory.job(request, environment=environment, **options))
         return request.number
 
     def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:
@@ -272,7 +266,6 @@ class Race:
         return Side(own, c.record.config, cache, factory.has_cache(own), exported)
 
     def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
-        """The records of an ended process: one for each side that sent a result."""
         self.study.job_factory.drop_cache(job)
         return side_records([c.record for c in group], ending, self._at_work(job))
 
@@ -290,9 +283,8 @@ class Race:
         numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
         for record in self._records(job, group, ending):
             trial = record.repeats or 0
-            if not record.ok and (len(group) > 1 or (own.takes_turns and trial not in self._last)):
+            if not record.ok and own.takes_turns | (len(group) > 1) and trial not in self._alone:
                 self._alone.add(trial)
-                self._last |= {trial} if len(group) == 1 else set()
                 continue
             detail = {**record.detail, "raced_in": job}
             kept = dataclasses.replace(record, number=next(numbers), race=own.number, detail=detail)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import random
-import threading
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,8 +22,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autocompile.search.effects import Effects, Prior, codes, expected_gain, feature_table
-from autocompile.search.seen import FAILED, LEFT, RUNNING, WORKED, Seen, doubts
+from autocompile.search.effects import Effects, Prior, expected_gain
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Setting, choices
 
@@ -42,22 +43,33 @@ _PRIOR_WEIGHT = 0.5  # weight of the predicted seconds, in trials: the first tel
 _WORTH = 0.01  # expected log gain of an untried setting above which the answer stays open
 _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 _DIGITS = 8  # of ranks: those that differ by less are equal, and the first in the list comes next
+# Failures of one kind mostly have one cause: frozen weights of a model with a cache failed 8 times.
+_LESS_LIKELY, _MANY = 3.0, 20
+
+LEFT, RUNNING, FAILED, WORKED = range(4)  # what has become of a setting
+_STATES = {TrialState.COMPLETE: WORKED, TrialState.PRUNED: FAILED}
+Company = Literal["none", "eager", "all"]
 
 
 class Rest(NamedTuple):
-    """A setting that was not tried, and how much faster than the best it may be, as fractions.
-
-    Attributes:
-        likely: what the model of the search expects.
-        most: what it exceeds with a chance of one in ten.
-    """
+    """A setting that was not tried, and how much faster than the best it may be, as fractions."""
 
     setting: Setting
-    likely: float
-    most: float
+    likely: float  # what the model of the search expects
+    most: float  # what it exceeds with a chance of one in ten
 
 
-Company = Literal["none", "eager", "all"]
+@dataclass
+class Seen:
+    """What the trials of a study say of listed settings, as vectors over the list."""
+
+    state: Any  # of the setting's last trial; as if it had none if that was interrupted
+    values: Any  # log speed-ups, NaN where there is none
+    spreads: Any  # widths of their 95 % intervals
+    seconds: Any  # that its process took; 0 if it had none
+    # Positions of the settings of each group of similar failures in processes. They say nothing of
+    # speed, but of how likely settings like them are to fail.
+    failures: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 class ListedSampler(BaseSampler):
@@ -93,11 +105,6 @@ class ListedSampler(BaseSampler):
         self._params = [{n: p[n] for n in self.distributions} for p in every]
         self._position = {s: i for i, s in enumerate(self.settings)}
         self._by_params = {frozenset(p.items()): i for i, p in enumerate(self._params)}
-        self._seen = Seen(len(self.settings), lambda trial: self._at(trial.params))
-        self._lock = threading.RLock()
-
-    def _at(self, params: Mapping[str, Any]) -> int | None:
-        return self._by_params.get(frozenset(params.items()))
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The setting with these parameters; KeyError if it is not in the list."""
@@ -107,18 +114,27 @@ class ListedSampler(BaseSampler):
         return self._params[self._position[setting]]
 
     def seen(self, study: optuna.Study) -> Seen:
-        """What the study says of listed settings."""
-        with self._lock:
-            self._seen.update(study.get_trials(deepcopy=False))
-            return self._seen
+        """What the study says of listed settings; of two trials of a setting the newer counts."""
+        count = len(self.settings)
+        seen = Seen(np.zeros(count, int), np.full(count, np.nan), np.zeros(count), np.zeros(count))
+        for trial in study.get_trials(deepcopy=False):
+            i = self._by_params.get(frozenset(trial.params.items()))
+            if i is None or trial.state is TrialState.FAIL:
+                continue
+            told = trial.user_attrs
+            seen.state[i] = _STATES.get(trial.state, RUNNING)
+            seen.seconds[i] = told.get("seconds") or 0.0
+            seen.values[i] = math.log(trial.value) if trial.value and trial.value > 0 else np.nan
+            seen.spreads[i] = told.get("spread", 0.0)
+            if seen.state[i] == FAILED and seen.seconds[i]:
+                group = seen.failures[_fingerprint(told)]
+                if i not in group:
+                    group.append(i)
+        return seen
 
     def rest(self, study: optuna.Study) -> list[Rest]:
         """The untried settings that may be worth their seconds, as far as the sampler knows."""
         return []
-
-    def promise(self, study: optuna.Study, running: Iterable[Setting]) -> float:
-        """The largest expected log speed-up of running settings over the best."""
-        return 0.0
 
     def left(self, study: optuna.Study) -> list[Setting]:
         return [self.settings[i] for i in np.flatnonzero(self.seen(study).state == LEFT)]
@@ -143,12 +159,29 @@ class ListedSampler(BaseSampler):
         raise NotImplementedError(param_name)
 
 
+def _fingerprint(told: Mapping[str, Any]) -> str:
+    """The outcome and message without numbers, addresses and paths, equal for similar failures."""
+    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", told.get("message", ""))
+    return f"{told.get('outcome', '')} {words[:120]}"
+
+
 class Scores(NamedTuple):
     """Of the settings that may be tried now."""
 
     positions: Any
     gains: Any
     ranks: Any
+
+
+class Known(NamedTuple):
+    """What is known and expected of each setting."""
+
+    seen: Seen
+    mean: Any  # of the log speed-up
+    deviation: Any  # of the same
+    best: Any  # of its phase and batch size, the best log speed-up that is sure
+    leader: Any  # the position of the setting that has it, or -1
+    doubt: Any  # what divides its expected gain, for failures that resemble it
 
 
 class PortfolioSampler(ListedSampler):
@@ -170,18 +203,16 @@ class PortfolioSampler(ListedSampler):
         priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         self._effects = Effects(self.settings, priors)
         self._cost_s = np.array([priors[s.phase].cost_s(s.config) for s in settings])
-        self._cell = codes([s.cell for s in settings])
+        self._has, self._cell = self._effects.has, self._effects.cell
         self._weight = np.where(self._is_own, 1.0, _OTHERS)
         self._is_first = np.array([s.config.is_plain_eager for s in settings])  # speed-ups need it
         self._is_eager = np.array([s.config.is_eager for s in settings])
         self._is_look = _plainest_of_families(settings, self._is_own)
+        # A setting that its plainer twin may answer waits until that has ended.
         twins = [self._position.get(t) if (t := s.plainer_twin) else None for s in settings]
         self._has_twin = np.array([twin is not None for twin in twins])
         self._twin = np.array([twin or 0 for twin in twins])
-        _, self._has = feature_table(settings)
-        self._phase = codes([s.phase for s in settings])
-        self._doubts: tuple[int, Any] = -1, None
-        self._scored: tuple[int, float, Scores] | None = None
+        self._last: tuple[Any, Known] | None = None
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -189,108 +220,111 @@ class PortfolioSampler(ListedSampler):
         scores = self.scores(study)
         if not len(scores.positions):
             raise RuntimeError("every setting has been tried")
-        return self._params[int(scores.positions[np.argmax(scores.ranks)])]
+        return self._params[self._best(scores)]
+
+    def _best(self, scores: Scores) -> int:
+        return int(scores.positions[np.argmax(scores.ranks)])
 
     def has_next(self, study: optuna.Study) -> bool:
-        return len(self.scores(study).positions) > 0
+        """Whether a setting may begin now; the baseline may have to wait for what runs."""
+        scores, is_running = self.scores(study), self._known(study).seen.state == RUNNING
+        if not len(scores.positions):
+            return False
+        compiles = is_running & ~self._is_eager
+        beside = {"none": is_running, "eager": compiles, "all": compiles & False}[self.company]
+        return not (self._is_baseline[self._best(scores)] and beside.any())
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""
         return bool((self.scores(study).gains < _ENOUGH).all())
 
     def scores(self, study: optuna.Study) -> Scores:
-        """The scores of the settings that may be tried now.
-
-        A setting that its plainer twin may answer waits until that has ended.
-        """
-        with self._lock:
-            seen = self.seen(study)
-            state = seen.version, self.limit_s
-            if self._scored is None or self._scored[:2] != state:
-                self._scored = (*state, self._scores_of(seen))
-            return self._scored[2]
+        """The scores of the settings that may be tried now: expected gain, and that per second."""
+        known = self._known(study)
+        state = known.seen.state
+        seconds = self._seconds(known.seen)
+        fits = self._is_first | self._is_baseline | (seconds <= self.limit_s)
+        at = np.flatnonzero(self._may_work(state) & ~self._waits(state) & fits)
+        mean, deviation, best = self._beside_running(known)
+        weight, leader = self._weight[at], known.leader[at]
+        gains = expected_gain(mean[at], deviation[at], best[at]) * weight / known.doubt[at]
+        part = _PART * self._is_part(at, leader)
+        bonus = np.maximum(
+            np.where(self._is_default[at], _DEFAULT, part), _LOOK * self._is_look[at]
+        )
+        gains += weight * bonus + self._is_first[at]
+        # Where the time is short, nearly all that fits is the last of its slot.
+        least_s = self.limit_s / 2 if self.company == "all" else 0.0
+        # Eager mode begins before all others, and the baseline where others may run beside it.
+        first = self._is_first[at] + (self.company != "none") * 1e-3 * self._is_baseline[at]
+        ranks = gains / np.maximum(seconds[at], least_s) + 1e6 * weight * first
+        mantissas, exponents = np.frexp(ranks)
+        return Scores(at, gains, np.ldexp(np.round(mantissas, _DIGITS), exponents))
 
     def rest(self, study: optuna.Study) -> list[Rest]:
         """The untried settings that may be worth their seconds, largest expected gain first.
 
         Of each phase at the user's own batch size, and not of what failures speak against.
         """
-        with self._lock:
-            seen = self.seen(study)
-            waits = self._has_twin & (seen.state[self._twin] != FAILED)
-            left = np.flatnonzero(self._may_work(seen) & self._is_own & ~waits & ~self._is_eager)
-            best, _ = self._leaders(seen)
-            mean, deviation = (each[left] for each in self._effects.beside([]))
-            over = best[self._cell[left]]
-            gains = expected_gain(mean, deviation, over) / self._doubts_of(seen)[left]
-            order = [i for i in np.argsort(-gains).tolist() if gains[i] >= _WORTH]
-            return [
-                Rest(
-                    self.settings[left[i]],
-                    math.expm1(mean[i] - over[i]),
-                    math.expm1(mean[i] + _ONE_IN_TEN * deviation[i] - over[i]),
-                )
-                for i in order
-            ]
+        known = self._known(study)
+        state = known.seen.state
+        waits = self._has_twin & (state[self._twin] != FAILED)
+        at = np.flatnonzero(self._may_work(state) & self._is_own & ~waits & ~self._is_eager)
+        mean, deviation, best = known.mean[at], known.deviation[at], known.best[at]
+        gains = expected_gain(mean, deviation, best) / known.doubt[at]
+        likely, most = np.expm1(mean - best), np.expm1(mean + _ONE_IN_TEN * deviation - best)
+        return [
+            Rest(self.settings[at[i]], float(likely[i]), float(most[i]))
+            for i in np.argsort(-gains)
+            if gains[i] >= _WORTH
+        ]
 
-    def promise(self, study: optuna.Study, running: Iterable[Setting]) -> float:
-        with self._lock:
+    def _known(self, study: optuna.Study) -> Known:
+        """What is known by now, computed once after each change of a trial."""
+        trials = study.get_trials(deepcopy=False)
+        changed = study.study_name, [(t.state, len(t.params)) for t in trials]
+        if self._last is None or self._last[0] != changed:
             seen = self.seen(study)
-            best, _ = self._leaders(seen)
-            at = np.array([self._position[s] for s in running], dtype=int)
-            gains = (self._effects.mean[at] - best[self._cell[at]]) * self._weight[at]
-            return float((gains / self._doubts_of(seen)[at]).max(initial=0.0))
+            surely = seen.values - seen.spreads / 2
+            measured = np.flatnonzero(~np.isnan(surely))
+            by_speed = measured[np.argsort(surely[measured], kind="stable")]
+            best, leader = np.zeros(len(self._cell)), np.full(len(self._cell), -1)
+            best[self._cell[by_speed]] = np.maximum(0.0, surely[by_speed])
+            leader[self._cell[by_speed]] = by_speed
+            mean, deviation = self._effects.posterior(seen.values, seen.spreads)
+            groups, worked = seen.failures.values(), seen.state == WORKED
+            doubt = doubts(groups, self._has, self._effects.phase, worked)
+            found = Known(seen, mean, deviation, best[self._cell], leader[self._cell], doubt)
+            self._last = changed, found
+        return self._last[1]
 
-    def _may_work(self, seen: Seen) -> Any:
+    def _beside_running(self, known: Known) -> tuple[Any, Any, Any]:
+        """Mean, deviation and best, as if what runs had reached its mean."""
+        running = np.flatnonzero(known.seen.state == RUNNING)
+        if not len(running):
+            return known.mean, known.deviation, known.best
+        values, spreads, best = known.seen.values.copy(), known.seen.spreads.copy(), known.best
+        values[running], spreads[running] = known.mean[running], 0.0
+        for i in running:
+            best = np.where(self._cell == self._cell[i], np.maximum(best, known.mean[i]), best)
+        return (*self._effects.posterior(values, spreads), best)
+
+    def _may_work(self, state: Any) -> Any:
         """What is left, but for phases and batch sizes in which eager mode itself fails."""
-        without = np.unique(self._cell[self._is_first & (seen.state == FAILED)])
-        return (seen.state == LEFT) & ~np.isin(self._cell, without)
+        without = np.unique(self._cell[self._is_first & (state == FAILED)])
+        return (state == LEFT) & ~np.isin(self._cell, without)
 
-    def _leaders(self, seen: Seen) -> tuple[Any, Any]:
-        """By phase and batch size, the best log speed-up that is sure, and its position or -1."""
-        self._effects.learn(seen.values, seen.spreads)
-        surely = seen.values - seen.spreads / 2
-        known = np.flatnonzero(~np.isnan(surely))
-        by_speed = known[np.argsort(surely[known], kind="stable")]
-        best, leader = np.zeros(len(self._cell)), np.full(len(self._cell), -1)
-        best[self._cell[by_speed]] = np.maximum(0.0, surely[by_speed])
-        leader[self._cell[by_speed]] = by_speed
-        return best, leader
-
-    def _scores_of(self, seen: Seen) -> Scores:
-        waits = self._waits(seen)
-        is_answered = self._has_twin & (seen.state[self._twin] == WORKED)
-        seconds = np.where(is_answered, _ANSWERED_S, self._slowness(seen) * self._cost_s)
-        fits = self._is_first | self._is_baseline | (seconds <= self.limit_s)
-        left = np.flatnonzero(self._may_work(seen) & ~waits & fits)
-        best, leader = self._leaders(seen)
-        running = np.flatnonzero(seen.state == RUNNING)
-        np.maximum.at(best, self._cell[running], self._effects.mean[running])
-        mean, deviation = (each[left] for each in self._effects.beside(running.tolist()))
-        gains = expected_gain(mean, deviation, best[self._cell[left]])
-        weight = self._weight[left]
-        gains *= weight / self._doubts_of(seen)[left]
-        part = self._is_part(left, leader[self._cell[left]])
-        bonus = np.maximum(
-            np.where(self._is_default[left], _DEFAULT, _PART * part), _LOOK * self._is_look[left]
-        )
-        gains += weight * bonus + self._is_first[left]
-        first = self._is_first[left] + (self.company != "none") * 1e-3 * self._is_baseline[left]
-        # Where the time is short, nearly all that fits is the last of its slot.
-        least_s = self.limit_s / 2 if self.company == "all" else 0.0
-        ranks = gains / np.maximum(seconds[left], least_s) + 1e6 * weight * first
-        mantissas, exponents = np.frexp(ranks)
-        return Scores(left, gains, np.ldexp(np.round(mantissas, _DIGITS), exponents))
-
-    def _waits(self, seen: Seen) -> Any:
+    def _waits(self, state: Any) -> Any:
         """Which settings another one comes before: a twin that may answer it, or the baseline.
 
         Nothing else is compiled beside or before plain ``torch.compile()`` of each phase, which
-        tells what a compile of this model takes, but in a short budget.
+        tells what a compile of this model takes, but where all may run beside it.
         """
-        waits = self._has_twin & (seen.state[self._twin] < FAILED)
-        if self.company != "all" and (self._is_baseline & (seen.state < FAILED)).any():
+        waits = self._has_twin & (state[self._twin] < FAILED)
+        if self.company != "all" and (self._is_baseline & (state < FAILED)).any():
             waits |= ~self._is_eager & ~self._is_baseline
+        if self.company == "none" and (self._is_baseline & (state == RUNNING)).any():
+            waits[:] = True
         return waits
 
     def _is_part(self, positions: Any, leaders: Any) -> Any:
@@ -299,24 +333,20 @@ class PortfolioSampler(ListedSampler):
         is_less = leading.sum(axis=1) - own.sum(axis=1) == 1
         return (leaders >= 0) & is_less & ~(own & ~leading).any(axis=1)
 
-    def _doubts_of(self, seen: Seen) -> Any:
-        if self._doubts[0] != seen.version:
-            found = doubts(seen.failures.values(), self._has, self._phase, seen.state == WORKED)
-            self._doubts = seen.version, found
-        return self._doubts[1]
+    def _seconds(self, seen: Seen) -> Any:
+        """What each setting's trial is expected to take.
 
-    def _slowness(self, seen: Seen) -> Any:
-        """Ratio of the actual to the predicted seconds of trials, for each setting.
-
-        Compiles of a large model take many times as long as those of the tables, and its eager
-        trials do not: each kind has a ratio of its own.
+        The prediction times the ratio of actual to predicted seconds so far. Compiles of a large
+        model take many times as long as those of the tables, and its eager trials do not: each kind
+        has a ratio of its own.
         """
-        found = np.ones(len(self._cost_s))
-        took = seen.seconds > 0
+        expected_s, took = self._cost_s.copy(), seen.seconds > 0
         for kind in (self._is_eager, ~self._is_eager):
             logs = np.log(seen.seconds[took & kind] / self._cost_s[took & kind])
-            found[kind] = math.exp(logs.sum() / (len(logs) + _PRIOR_WEIGHT))
-        return found
+            expected_s[kind] *= math.exp(logs.sum() / (len(logs) + _PRIOR_WEIGHT))
+        return np.where(
+            self._has_twin & (seen.state[self._twin] == WORKED), _ANSWERED_S, expected_s
+        )
 
 
 def _plainest_of_families(settings: Sequence[Setting], is_own: Any) -> Any:
@@ -326,9 +356,28 @@ def _plainest_of_families(settings: Sequence[Setting], is_own: Any) -> Any:
     for i in order:
         for family in settings[i].config.families:
             found.setdefault((settings[i].phase, family), i)
-    stands = np.zeros(len(settings), dtype=bool)
-    stands[list(found.values())] = True
-    return stands
+    return np.isin(np.arange(len(settings)), [*found.values()])
+
+
+def doubts(failures: Collection[Sequence[int]], has: Any, phase: Any, worked: Any) -> Any:
+    """1 for settings that no failure resembles; grows with the number of similar failures.
+
+    Args:
+        failures: positions of the settings of each group of similar failures. Their common features
+            are the best guess at the cause.
+        has: which setting (row) has which feature (column); ``phase``: which has which phase.
+        worked: which settings have worked; what shares the features too speaks against the guess.
+    """
+    found = np.ones(len(has))
+    for group in failures:
+        common = has[list(group)].all(axis=0)
+        alike = has[:, common].all(axis=1)
+        if len({*phase[list(group)]}) == 1:
+            alike &= phase == phase[group[0]]
+        count = min(len(group) - int((alike & worked).sum()), _MANY)
+        if common.any() and count > 0:
+            found *= np.where(alike, _LESS_LIKELY**count, 1.0)
+    return found
 
 
 class FiniteSampler(ListedSampler):
@@ -374,15 +423,17 @@ class FiniteSampler(ListedSampler):
 
 
 def make_sampler(
-    name: str,
+    name: str | BaseSampler,
     settings: Sequence[Setting],
     priors: Mapping[str, Prior],
     own_sizes: Mapping[str, int | None],
     seed: int,
 ) -> ListedSampler:
-    """The sampler of that name, one of ``SAMPLERS``."""
+    """The sampler of that name, one of ``SAMPLERS``, or over any other one of Optuna's kind."""
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes)
+    if isinstance(name, BaseSampler):
+        return FiniteSampler(settings, name, seed, own_sizes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return FiniteSampler(settings, _INNER[name](seed=seed), seed, own_sizes)

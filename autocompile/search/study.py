@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from autocompile.estimate.decision import SETS
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
@@ -22,7 +21,7 @@ from autocompile.protocol.results import TrialResult
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
-from autocompile.search.sampler import Company, ListedSampler, PortfolioSampler
+from autocompile.search.sampler import Company, ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -34,7 +33,6 @@ _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no 
 _SURE = 0.85  # share of the time left that a trial may be expected to take
 _MANY = 1_000
 _SHORT_S = 120.0  # a budget that does not wait for the baseline
-_MUCH = 0.1  # expected log gain of what runs, for which races wait
 _NAMED = 3  # untried settings that a report may name
 _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
 _USEFUL = 8  # settings, among which the best is nearly always found
@@ -42,40 +40,26 @@ _USEFUL = 8  # settings, among which the best is nearly always found
 
 @dataclass
 class Study:
-    """Tries settings until none is worth trying or the budget is spent.
-
-    Attributes:
-        budget: of the whole run; without a limit of time every setting is tried.
-        storage: URL of the user's Optuna storage; None: a file in the run's folder.
-        calls_per_update: calls between two changes of the weights in a phase at a batch size;
-            None: not known, or they never change.
-        records: of the search and the races, those of earlier sessions included.
-        memory_bytes: of the accelerator; None on a CPU, where each trial has a limit.
-    """
+    """Tries settings until none is worth trying or the budget is spent."""
 
     sampler: ListedSampler
     job_factory: JobFactory
     executor: Executor
     progress: Progress
-    budget: Budget
-    storage: str | None
+    budget: Budget  # of the whole run; without a limit of time every setting is tried
+    storage: str | None  # URL of the user's Optuna storage; None: a file in the run's folder
     study_name: str
+    # Calls between two changes of the weights in a phase at a batch size; None: not known or never.
     calls_per_update: Callable[[str, int | None], int | None]
-    records: list[Record]
-    memory_bytes: int | None = None
+    records: list[Record]  # of the search and the races, those of earlier sessions included
+    memory_bytes: int | None = None  # of the accelerator; None on a CPU: each trial has a limit
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
-        self._ok: dict[Cell, list[Record]] = defaultdict(list)  # those that worked
-        self._cached: dict[Cell, list[Record]] = defaultdict(list)  # rivals with a compiler cache
-        self._compiles_s: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._running: dict[int, Setting] = {}
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
-        self._next_alone: Setting | None = None  # it waits until what runs lets it begin
-        self._timed_s: list[float] = []  # of each trial that compiled
-        self._held_bytes: list[int] = []  # of the accelerator, by each trial
         self._cut_off: dict[Setting, int] = {}  # trials whose compiler cache is kept
         self._warned = False
         for record in self.records:
@@ -93,9 +77,7 @@ class Study:
     def search(self, races_s: Callable[[], float]) -> None:
         """Try settings side by side until none is worth trying or the races need the time.
 
-        Raises:
-            KeyboardInterrupt: after Ctrl-C; what was running has been ended and recorded.
-            RunError: the run's folder cannot be used.
+        After Ctrl-C, what was running has been ended and recorded.
         """
         with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
@@ -131,15 +113,8 @@ class Study:
         return dict(found)
 
     def _is_over(self) -> bool:
-        """Whether the races need the time; called while jobs run. The baseline always ends.
-
-        Where much is expected of what runs, they keep time for one set only: its result is worth
-        more than the others.
-        """
-        least_s = 0.0 if self._is_baseline_running else self._races_s
-        if least_s and self.budget.is_over(least_s) and self._optuna.promise >= _MUCH:
-            least_s /= SETS[0]
-        return self.budget.is_over(least_s)
+        """Whether the races need the time; called while jobs run. The baseline always ends."""
+        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s)
 
     @property
     def _is_baseline_running(self) -> bool:
@@ -152,7 +127,8 @@ class Study:
         """
         if self.budget.total_s is None:
             return math.inf
-        timed = self._timed_s
+        ran = [r.step_s for r in self._worked() if r.wall_s > 0]
+        timed = [steps.get("verify", 0.0) + steps.get("measure", 0.0) for steps in ran]
         held_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
         return _SURE * self.budget.for_search_s(self._races_s) - held_s
 
@@ -163,10 +139,7 @@ class Study:
                 number = self._to_retry.popleft()
                 jobs.start(self._job(number, self._running[number], is_retry=True))
             return
-        while jobs.has_room and self._may_begin and (setting := self._next()):
-            if setting in self.sampler.baselines and jobs.size and not self._may_join():
-                self._next_alone = setting
-                return
+        while jobs.has_room and (setting := self._next()):
             number = self.job_factory.next_number()
             calls = self.calls_per_update(*setting.cell)
             if (record := answer(number, setting, self._known, calls)) is not None:
@@ -178,33 +151,19 @@ class Study:
             self.progress.started(number, setting, "search")
             jobs.start(job)
 
-    @property
-    def _may_begin(self) -> bool:
-        return self.sampler.company != "none" or not self._is_baseline_running
-
-    def _may_join(self) -> bool:
-        """Whether plain ``torch.compile()`` may begin beside what runs."""
-        if len(self._running) >= self._fitting:
-            return False
-        is_only_eager = all(s.config.is_eager for s in self._running.values())
-        return {"none": False, "eager": is_only_eager, "all": True}[self.sampler.company]
-
     def _company(self) -> Company:
         """What may run beside plain ``torch.compile()``.
 
         On an accelerator eager trials leave the cores alone. A short budget with enough of them
         does not wait for it, or there may be no time for anything else.
         """
-        if self.memory_bytes is None or not isinstance(self.sampler, PortfolioSampler):
-            return "none"  # Optuna's samplers do not know what has to wait
+        if self.memory_bytes is None:
+            return "none"
         is_short = (self.budget.total_s or math.inf) <= _SHORT_S
         return "all" if is_short and self.executor.slots > 2 else "eager"
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
-        if (alone := self._next_alone) is not None:
-            self._next_alone = None
-            return alone
         limit_s = self._limit_s()
         if limit_s <= 0 or self.is_done:
             return None
@@ -214,15 +173,18 @@ class Study:
     @property
     def _fitting(self) -> int:
         """How many trials the accelerator's memory holds side by side, by the largest so far."""
-        held = max(self._held_bytes, default=0)
+        told = [r.detail.get("held_bytes") for r in self._worked()]
+        held = max((each for each in told if isinstance(each, int)), default=0)
         return max(1, int(self.memory_bytes / held)) if self.memory_bytes and held else _MANY
+
+    def _worked(self, cell: Cell | None = None) -> list[Record]:
+        return [r for s, r in self._known.items() if r.ok and cell in (None, s.cell)]
 
     # From a setting to its trial and its record ---------------------------------------------------
 
     def _job(self, number: int, setting: Setting, is_retry: bool = False) -> Job:
-        config = setting.config
-        measured = [r.measurement for r in self._ok[setting.cell] if r.measurement]
-        speeds = [each.speedup.value for each in measured]
+        config, worked = setting.config, self._worked(setting.cell)
+        speeds = [r.measurement.speedup.value for r in worked if r.measurement]
         # Plain torch.compile() runs as a user's program does.
         is_alone = setting in self.sampler.baselines and self.sampler.company != "all"
         request = TrialRequest(
@@ -233,10 +195,16 @@ class Study:
             batch_size=setting.batch_size,
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            known_codes=known_codes(setting, self._ok[setting.cell]),
+            known_codes=known_codes(setting, worked),
             compile_threads=self.executor.compile_threads(is_alone),
         )
-        seen = self._compiles_s[setting.phase, config.backend, config.mode]
+        seen = [
+            r.step_s.get("compile", 0.0)
+            for r in self._worked()
+            if (r.phase, r.config.backend, r.config.mode)
+            == (setting.phase, config.backend, config.mode)
+            and r.duplicate_of is None
+        ]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(
             request,
@@ -300,19 +268,6 @@ class Study:
                 self._cut_off[setting] = record.number
             return
         self._known[setting] = record
-        if not record.ok:
-            return
-        config, steps = record.config, record.step_s
-        self._ok[setting.cell].append(record)
-        if record.duplicate_of is None:
-            kind = setting.phase, config.backend, config.mode
-            self._compiles_s[kind].append(steps.get("compile", 0.0))
-        if record.wall_s > 0:
-            self._timed_s.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
-        if (held := record.detail.get("held_bytes")) and isinstance(held, int):
-            self._held_bytes.append(held)
-        if not config.is_eager and config != DEFAULT_INDUCTOR:
-            self._cached[setting.cell].append(record)
 
     def _drop_caches(self, record: Record) -> None:
         """Keep the compiler caches of those that may be raced, which run on them."""
@@ -320,13 +275,16 @@ class Study:
             return  # a resumed run goes on with it
         if not record.ok or record.config.is_eager:
             self.job_factory.drop_cache(record.number)
-        cell = record.phase, record.batch_size
-        cached = [r for r in self._cached[cell] if self.job_factory.has_cache(r.number)]
-        if len(cached) > _CACHES_KEPT:
-            slowest = min(cached, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
+        rivals = [
+            r
+            for r in self._worked(Setting.of(record).cell)
+            if not r.config.is_eager
+            and r.config != DEFAULT_INDUCTOR
+            and self.job_factory.has_cache(r.number)
+        ]
+        if len(rivals) > _CACHES_KEPT:
+            slowest = min(rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
             self.job_factory.drop_cache(slowest.number)
-            cached.remove(slowest)
-        self._cached[cell] = cached
 
     def _warn_of_dear_compiles(self, record: Record) -> None:
         """Say after the first compile how long a useful search of this model takes."""

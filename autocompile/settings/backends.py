@@ -17,58 +17,33 @@ OptionValue = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Variant:
-    """Options that are tried beside none, in place of a mode: torch takes either.
+    """Options that are tried beside none, in place of a mode: torch takes either."""
 
-    Attributes:
-        options: as ``torch.compile`` takes them.
-        device: the type of device that they are about; None for all.
-        of_convolutions: they are about convolutions.
-    """
-
-    options: Mapping[str, OptionValue]
-    device: str | None = None
-    of_convolutions: bool = False
+    options: Mapping[str, OptionValue]  # as torch.compile takes them
+    device: str | None = None  # the type of device that they are about; None for all
+    of_convolutions: bool = False  # they are about convolutions
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What torch does not tell of a backend: the defaults are those of one that is not listed.
+    """What torch does not tell of a backend: the defaults are those of one that is not listed."""
 
-    Attributes:
-        by_default: it is looked at where nobody names backends.
-        trains: it computes gradients, or leaves them to torch.
-        has_modes: it takes Inductor's modes.
-        by_inductor: Inductor compiles its graphs, freezes weights and draws random numbers.
-        lays_out: weights as it likes, whatever torch's memory format is.
-        variants: of its options.
-        ours: it comes with autocompile.
-        registered_by: the package that has to be imported before torch knows it.
-        variables: of the environment, which that package reads when it starts.
-        package: another one that it does not work without.
-        needs: all that it needs, in words, where the name of a package does not say it.
-        avx512: it does nothing on a CPU without AVX-512.
-        changes_process: what it sets when it compiles holds for whatever is compiled later.
-        device: the only type of device that it is for.
-        elsewhere: what is said on another one.
-        todo: what to do where it does not work.
-    """
-
-    by_default: bool = True
-    trains: bool = True
-    has_modes: bool = False
-    by_inductor: bool = False
-    lays_out: bool = False
+    by_default: bool = True  # looked at where nobody names backends
+    trains: bool = True  # computes gradients, or leaves them to torch
+    has_modes: bool = False  # takes Inductor's modes
+    by_inductor: bool = False  # Inductor compiles its graphs, freezes weights, draws numbers
+    lays_out: bool = False  # weights as it likes, whatever torch's memory format is
     variants: tuple[Variant, ...] = ()
-    ours: bool = False
-    registered_by: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
-    package: str = ""
-    needs: str = ""
-    avx512: bool = False
-    changes_process: bool = False
-    device: str | None = None
-    elsewhere: str = ""
-    todo: str = ""
+    ours: bool = False  # comes with autocompile
+    registered_by: str = ""  # the package that has to be imported before torch knows it
+    variables: tuple[tuple[str, str], ...] = ()  # of the environment, which that package reads
+    package: str = ""  # another one that it does not work without
+    needs: str = ""  # in words, where the name of a package does not say it
+    avx512: bool = False  # does nothing on a CPU without AVX-512
+    changes_process: bool = False  # for whatever is compiled later
+    device: str | None = None  # the only type of device that it is for
+    elsewhere: str = ""  # what is said on another one
+    todo: str = ""  # what to do where it does not work
 
 
 _GRAPHS: Mapping[str, OptionValue] = {"triton.cudagraphs": True}

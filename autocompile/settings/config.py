@@ -13,8 +13,7 @@ from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
-from autocompile.settings.dimension import Dimension
-from autocompile.settings.dimensions import DIMENSIONS, Values
+from autocompile.settings.dimensions import DIMENSIONS, Dimension
 from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
 __all__ = ["DEFAULT_INDUCTOR", "EAGER", "CompileConfig"]
@@ -36,33 +35,33 @@ _PLAIN_FAMILIES = {"scope=model", "freezing=False"}
 
 
 @dataclass(frozen=True)
-class CompileConfig(Values):
+class CompileConfig:
     """One setting of ``torch.compile``; equal settings compare and hash equal.
 
-    Attributes:
-        backend: a name that Dynamo knows, or ``"eager"`` for a model that is not compiled.
-        mode: an Inductor mode; ``"default"`` for every backend that has no modes.
-        options: Inductor options as sorted pairs; a mapping is accepted.
-        fullgraph: whether a graph break is an error.
-        dynamic: ``None`` lets torch decide after the first recompile.
-        scope: what is compiled: ``"model"``, ``"regional"`` for the blocks that the model repeats,
-            each by itself, or ``"step"`` for a whole training step: forward and backward passes,
-            loss and optimizer. A phase without a model compiles its function.
-        freezing: Inductor takes the weights as constants; they are read again when they change.
-        memory_format: of the weights of convolutions.
-        optimizer: how it steps; ``"default"`` is as the target made it.
-        threads: of torch's operators on a CPU; None for as many as torch takes by itself.
-        precision: of products of float32 matrices, as ``torch.set_float32_matmul_precision`` names
-            it.
-        autocast: the lower precision that ``torch.autocast`` computes in.
-        guards: what is checked at each call before compiled code is taken; all but ``"all"`` are
-            unsafe.
-        environment: the name of the interpreter that the setting runs under.
+    ``options`` may be given as a mapping. In eager mode, what needs a compiler has its default.
 
     Raises:
         UsageError: a mode together with options or guards (torch refuses the pair), or an unknown
             value.
     """
+
+    backend: str = "inductor"  # a name that Dynamo knows, or "eager" for what is not compiled
+    mode: str = "default"  # an Inductor mode; "default" for every backend that has no modes
+    options: tuple[tuple[str, OptionValue], ...] = ()  # of Inductor, as sorted pairs
+    fullgraph: bool = False  # a graph break is an error
+    dynamic: bool | None = None  # None lets torch decide after the first recompile
+    # What is compiled: "model", "regional" for the blocks that the model repeats, each by itself,
+    # or "step" for a whole training step: forward and backward passes, loss and optimizer. A phase
+    # without a model compiles its function.
+    scope: str = "model"
+    freezing: bool = False  # Inductor takes weights as constants; read again when they change
+    memory_format: str = "default"  # of the weights of convolutions
+    optimizer: str = "default"  # how it steps; "default" is as the target made it
+    threads: int | None = None  # of torch's operators on a CPU; None for as many as torch takes
+    precision: str = "default"  # of float32 products, as in torch.set_float32_matmul_precision
+    autocast: str = "none"  # the lower precision that torch.autocast computes in
+    guards: str = "all"  # checked before each call of compiled code; all but "all" are unsafe
+    environment: str = "default"  # the name of the interpreter that the setting runs under
 
     def __post_init__(self) -> None:
         options: Any = self.options

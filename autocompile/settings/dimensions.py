@@ -1,20 +1,21 @@
-"""The table of dimensions: a new one is one field of :class:`Values`, and what applies it."""
+"""The table of dimensions: a new one is a row here and a field, and what applies it.
+
+The fields are those of :class:`CompileConfig`, and of :class:`SearchSpace` if it is searched.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from autocompile.settings.backends import OptionValue
-from autocompile.settings.dimension import Dimension, Place
 from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
 
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
 
-__all__ = ["DIMENSIONS", "GUARD_FILTERS", "OPTIMIZERS", "SEARCHED", "Values", "why_not"]
+__all__ = ["DIMENSIONS", "GUARD_FILTERS", "OPTIMIZERS", "SEARCHED", "Dimension", "Place", "why_not"]
 
 OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
     "default": {},  # as the target made it
@@ -33,6 +34,84 @@ GUARD_FILTERS = {
     "skip_all": "skip_all_guards_unsafe",
 }
 """What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a setting is to run, as far as constraints look at it."""
+
+    phase: str
+    device: str  # its type: cpu, cuda, ...
+    threads: int = 1  # how many torch takes by itself where the phase will run
+    has_convolutions: bool = False  # the model has weights of four dimensions
+    regions: str = ""  # the blocks that the model repeats, in words; empty if there are none
+    optimizers: tuple[
+        str, ...
+    ] = ()  # implementations that the target's optimizer has beside its own
+    best_optimizer: str = ""  # the fastest of them, timed alone; empty where none was timed
+    writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What the table says of one field of a setting."""
+
+    name: str
+    default: Any  # the value that changes nothing
+    help: str = ""  # of its option in the command line; without one it cannot be asked for there
+    choices: tuple[Any, ...] = ()  # its values, where they can be listed; the default first
+    # Those to try in a place, the default first; None for ``choices``. Where neither is given the
+    # values come from the installed torch.
+    values: Callable[[Place], tuple[Any, ...]] | None = None
+    kinds: tuple[type, ...] = (str,)  # types of its values
+    by_name: bool = False  # tried only where asked for: it changes numbers or drops a check
+    # Why only the default makes sense in a place; or empty.
+    missing: Callable[[Place], str] = lambda place: ""
+    # Why a setting that has another value than the default is not tried; or empty.
+    why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
+    needs_compiler: bool = False  # it means nothing in eager mode
+    in_source: bool = False  # all that it does is in the code that Inductor writes
+    traces_alike: bool = False  # Dynamo sees the same program at each value
+    bakes: bool = False  # what new weights cost where they are constants depends on it
+    # On the speed: ``per kind`` is another one in eager mode than in compiled code; none where it
+    # is known by other names, or there is none.
+    effect: Literal["none", "same", "per kind"] = "same"
+    label: Callable[[Any], str] = str  # of a value, in reports
+    # To what; an ``argument`` is one of torch.compile(). ``runtime/applying.py`` applies values to
+    # the model and the process.
+    applied: Literal["argument", "process", "model", "call", "optimizer", "interpreter"] = "call"
+    # Of plain torch, for exports: applies a value to the process or a ``model``.
+    line: Callable[[Any], str] | None = None
+    is_written: bool = False  # ``export/lines.py`` knows how to write it
+    plural: str = ""  # its name in a SearchSpace and in TOML, where it is not that of the field
+    option: str = ""  # of the command line, where it is not the name of the field
+
+    @property
+    def asked(self) -> str:
+        """Its name in a SearchSpace and in TOML."""
+        return self.plural or self.name
+
+    @property
+    def parameter(self) -> str:
+        return self.option or self.name
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.parameter.replace('_', '-')}"
+
+    @property
+    def needs_apply(self) -> bool:
+        """Whether exports have no line of plain torch for it, and call ``autocompile.apply``."""
+        written = self.is_written or self.applied in ("argument", "interpreter")
+        return not written and self.line is None
+
+    @property
+    def is_listed(self) -> bool:
+        return bool(self.choices or self.values)
+
+    def tried(self, place: Place) -> tuple[Any, ...]:
+        """All values that there are in a place, the default first."""
+        return self.values(place) if self.values else self.choices
 
 
 def no_convolutions(place: Place) -> str:
@@ -107,142 +186,84 @@ _argument = functools.partial(
 )
 
 
-@dataclass(frozen=True)
-class Values:
-    """A value of each dimension: every field is an entry of the table, in the order of reports."""
-
-    backend: str = Dimension(
-        "inductor",
-        "comma list, e.g. inductor,cudagraphs",
-        plural="backends",
-        traces_alike=True,
-        bakes=True,
-        effect="none",
-        applied="argument",
-    ).field()
-    mode: str = _argument(
-        "default", "comma list of Inductor modes", plural="modes", bakes=True, effect="none"
-    ).field()
-    options: tuple[tuple[str, OptionValue], ...] = _argument(
-        (),
-        "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
-        option="option",
-        kinds=(tuple,),
-        bakes=True,
-        effect="none",
+# fmt: off
+DIMENSIONS = (
+    Dimension(
+        "backend", "inductor", "comma list, e.g. inductor,cudagraphs", plural="backends",
+        traces_alike=True, bakes=True, effect="none", applied="argument",
+    ),
+    _argument(
+        "mode", "default", "comma list of Inductor modes", plural="modes",
+        bakes=True, effect="none",
+    ),
+    _argument(
+        "options", (), "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
+        option="option", kinds=(tuple,), bakes=True, effect="none",
         label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
-    ).field()
-    fullgraph: bool = _argument(
-        False,
-        "comma list of true, false",
-        (False, True),
-        kinds=(bool,),
-        effect="none",
-        label=lambda value: "fullgraph",
-    ).field()
-    dynamic: bool | None = _argument(
-        None,
-        "comma list of none, true, false",
-        (None, True, False),
+    ),
+    _argument(
+        "fullgraph", False, "comma list of true, false", (False, True), kinds=(bool,),
+        effect="none", label=lambda value: "fullgraph",
+    ),
+    _argument(
+        "dynamic", None, "comma list of none, true, false", (None, True, False),
         lambda place: (None,),  # the others only where they are asked for
-        kinds=(bool, type(None)),
-        label=lambda value: "dynamic" if value else "static",
-    ).field()
-    scope: str = Dimension(
-        "model",
-        "comma list of model, regional, step",
-        ("model", "regional", "step"),
-        _scopes,
-        missing=_no_scope,
-        why_not=_takes_scope,
-        needs_compiler=True,
+        kinds=(bool, type(None)), label=lambda value: "dynamic" if value else "static",
+    ),
+    Dimension(
+        "scope", "model", "comma list of model, regional, step", ("model", "regional", "step"),
+        _scopes, missing=_no_scope, why_not=_takes_scope, needs_compiler=True, is_written=True,
         label=lambda value: "whole step" if value == "step" else value,
-        is_written=True,
-    ).field()
-    freezing: bool = Dimension(
-        False,
-        "comma list of true, false",
-        (False, True),
-        kinds=(bool,),
+    ),
+    Dimension(
+        "freezing", False, "comma list of true, false", (False, True), kinds=(bool,),
         missing=_no_freezing,
         why_not=lambda c, _: "" if c.entry.by_inductor else "only Inductor freezes weights",
-        needs_compiler=True,
-        traces_alike=True,
-        bakes=True,
-        label=lambda value: "frozen weights",
-    ).field()
-    memory_format: str = Dimension(
-        "default",
-        "comma list of default, channels_last",
-        ("default", "channels_last"),
-        missing=no_convolutions,
-        why_not=_takes_memory_format,
-        traces_alike=True,
-        effect="per kind",
-        applied="model",
+        needs_compiler=True, traces_alike=True, bakes=True, label=lambda value: "frozen weights",
+    ),
+    Dimension(
+        "memory_format", "default", "comma list of default, channels_last",
+        ("default", "channels_last"), missing=no_convolutions, why_not=_takes_memory_format,
+        traces_alike=True, effect="per kind", applied="model",
         line=lambda value: f"model = model.to(memory_format=torch.{value})",
-    ).field()
-    optimizer: str = Dimension(
-        "default",
-        "comma list, e.g. default,foreach,fused,tensor_lr",
-        tuple(OPTIMIZERS),
-        _optimizers,
+    ),
+    Dimension(
+        "optimizer", "default", "comma list, e.g. default,foreach,fused,tensor_lr",
+        tuple(OPTIMIZERS), _optimizers,
         missing=lambda p: "" if phase_of(p.phase).steps else "nothing steps in this phase",
-        why_not=_takes_optimizer,
-        effect="per kind",
+        why_not=_takes_optimizer, effect="per kind", applied="optimizer", is_written=True,
         label=lambda value: f"{value} optimizer",
-        applied="optimizer",
-        is_written=True,
-    ).field()
-    threads: int | None = Dimension(
-        None,
-        "comma list, e.g. 1,2; all if left out",
-        values=_some_threads,
-        kinds=(int, type(None)),
+    ),
+    Dimension(
+        "threads", None, "comma list, e.g. 1,2; all if left out",
+        values=_some_threads, kinds=(int, type(None)),
         missing=lambda place: "" if place.device == "cpu" else "threads are about CPUs",
-        is_plain=lambda value, place: bool(value == place.threads),
-        traces_alike=True,
-        effect="per kind",
+        traces_alike=True, effect="per kind", applied="process",
         label=lambda count: f"{count} thread{'s' * (count != 1)}",
-        applied="process",
         line=lambda count: f"torch.set_num_threads({count})",
-    ).field()
-    precision: str = Dimension(
-        "default",
-        "comma list of default, high, medium: changes numbers",
-        ("default", "high", "medium"),
-        by_name=True,
-        missing=_no_numbers,
-        traces_alike=True,
-        label=lambda value: f"{value} precision",
-        applied="process",
+    ),
+    Dimension(
+        "precision", "default", "comma list of default, high, medium: changes numbers",
+        ("default", "high", "medium"), by_name=True, missing=_no_numbers, traces_alike=True,
+        applied="process", label=lambda value: f"{value} precision",
         line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
-    ).field()
-    autocast: str = Dimension(
-        "none",
-        "comma list of none, bfloat16, float16: changes numbers",
-        ("none", "bfloat16", "float16"),
-        by_name=True,
-        missing=_no_numbers,
+    ),
+    Dimension(
+        "autocast", "none", "comma list of none, bfloat16, float16: changes numbers",
+        ("none", "bfloat16", "float16"), by_name=True, missing=_no_numbers, is_written=True,
         label=lambda value: f"autocast {value}",
-        is_written=True,
-    ).field()
-    guards: str = Dimension(
-        "all",
-        "comma list, e.g. all,skip_inbuilt_modules: drops checks",
-        ("all", *GUARD_FILTERS),
-        by_name=True,
-        needs_compiler=True,
-        traces_alike=True,
-        label=lambda value: f"guards {value}",
-        is_written=True,
-    ).field()
-    environment: str = Dimension("default", applied="interpreter").field()
-
-
-DIMENSIONS = tuple(replace(f.metadata["dimension"], name=f.name) for f in fields(Values))
+    ),
+    Dimension(
+        "guards", "all", "comma list, e.g. all,skip_inbuilt_modules: drops checks",
+        ("all", *GUARD_FILTERS), by_name=True, needs_compiler=True, traces_alike=True,
+        is_written=True, label=lambda value: f"guards {value}",
+    ),
+    Dimension("environment", "default", applied="interpreter"),
+)
+"""In the order of reports. Each is a field of :class:`CompileConfig`."""
+# fmt: on
 _BATCH_SIZE = Dimension(
-    None, "comma list, e.g. 1,4,16", kinds=(int,), plural="batch_sizes", name="batch_size"
+    "batch_size", None, "comma list, e.g. 1,4,16", kinds=(int,), plural="batch_sizes"
 )
 SEARCHED = (*DIMENSIONS[:2], _BATCH_SIZE, *(d for d in DIMENSIONS[2:] if d.help))
 """What a search can be asked to try."""

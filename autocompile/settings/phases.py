@@ -17,35 +17,20 @@ LEARNER_UPDATE = "learner_update"
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase does and needs.
+    """What a phase does and needs."""
 
-    Attributes:
-        is_forward: it calls the model and nothing else.
-        has_backward: it computes gradients.
-        steps: it steps an optimizer.
-        compiles: what it compiles, in lines of plain torch; empty if they cannot.
-        called: what is called from then on.
-        whole: the function of all that it does, which scope ``step`` compiles; empty without one.
-        is_rl: it is one of RLModules only, or of all other models only; None for both.
-        needs_config: it needs RLlib's AlgorithmConfig.
-        in_rllib: RLlib's runners and learners do it as it was measured.
-        role: the part of RLlib that does it, as reports name it.
-        has_batch_size: whether inputs come in batches; else throughput counts calls.
-        prior: the phase whose recorded tables fit it; empty for its own.
-    """
-
-    is_forward: bool = False
-    has_backward: bool = False
-    steps: bool = False
-    compiles: str = ""
-    called: str = ""
-    whole: str = ""
-    is_rl: bool | None = None
-    needs_config: bool = False
-    in_rllib: bool = False
-    role: str = ""
-    has_batch_size: bool = True
-    prior: str = ""
+    is_forward: bool = False  # it calls the model and nothing else
+    has_backward: bool = False  # it computes gradients
+    steps: bool = False  # it steps an optimizer
+    compiles: str = ""  # what it compiles, in lines of plain torch; empty if they cannot
+    called: str = ""  # what is called from then on
+    whole: str = ""  # the function of all that it does, which scope ``step`` compiles
+    is_rl: bool | None = None  # of RLModules only, or of all other models only; None for both
+    needs_config: bool = False  # RLlib's AlgorithmConfig
+    in_rllib: bool = False  # RLlib's runners and learners do it as it was measured
+    role: str = ""  # the part of RLlib that does it, as reports name it
+    has_batch_size: bool = True  # inputs come in batches; else throughput counts calls
+    prior: str = ""  # the phase whose recorded tables fit it; empty for its own
 
     @property
     def trains(self) -> bool:

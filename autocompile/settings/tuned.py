@@ -14,26 +14,19 @@ from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER
 __all__ = ["FINGERPRINT", "SCHEMA", "Choice", "Tuned", "is_faster", "unlike"]
 
 SCHEMA = 1
-_EAGER = EAGER.to_dict()
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
 """What makes the same setting another machine code, or another speed."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to use at one batch size of one phase.
+    """What to use at one batch size of one phase."""
 
-    Attributes:
-        config: the setting; eager mode where nothing was faster.
-        batch_size: at which it was measured; None where the phase has none.
-        speedup: over eager mode, with its 95 % interval: ``value``, ``low``, ``high``.
-        processes: in how many fresh processes that was measured; one confirms nothing.
-    """
-
-    config: CompileConfig
-    batch_size: int | None = None
+    config: CompileConfig  # eager mode where nothing was faster
+    batch_size: int | None = None  # at which it was measured; None where the phase has none
+    # Over eager mode, with its 95 % interval: ``value``, ``low``, ``high``.
     speedup: Mapping[str, float] = field(default_factory=dict)
-    processes: int = 1
+    processes: int = 1  # in how many fresh processes that was measured; one confirms nothing
 
     def to_dict(self, phase: str = "") -> dict[str, Any]:
         """As JSON; of the setting only what differs from the default.
@@ -59,35 +52,27 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The settings of a run.
+    """The settings of a run."""
 
-    Attributes:
-        phases: the choices of each phase, by rising batch size; one of no batch size stands alone.
-        fingerprint: of torch and the machine that they were measured with.
-        target: what was tuned, as it was named.
-        own_batch_size: of each phase, where the target itself names one.
-        interpreters: paths of other interpreters that settings are of, by their names.
-        cache: the file beside this one that holds compiled code: ``file`` and ``sha256``; empty if
-            there is none.
-        folder: where the file of settings was read; empty if they are of no file.
-        others: names of the devices that other entries of the file are of.
-    """
-
+    # Of each phase by rising batch size; one of no batch size stands alone.
     phases: Mapping[str, tuple[Choice, ...]]
-    fingerprint: Mapping[str, Any]
-    target: str = ""
+    fingerprint: Mapping[str, Any]  # of torch and the machine that they were measured with
+    target: str = ""  # what was tuned, as it was named
+    # Of each phase, where the target itself names one.
     own_batch_size: Mapping[str, int] = field(default_factory=dict)
+    # Paths of other interpreters that settings are of, by their names.
     interpreters: Mapping[str, str] = field(default_factory=dict)
+    # The file beside this one with compiled code: ``file`` and ``sha256``; empty without one.
     cache: Mapping[str, str] = field(default_factory=dict)
+    # Where the file of settings was read; empty if they are of no file.
     folder: str = field(default="", compare=False)
+    # Names of the devices that other entries of the file are of.
     others: tuple[str, ...] = field(default=(), compare=False)
 
     def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
         """The choice for a batch size, or of the nearest one that was measured.
 
-        Args:
-            phase: None comes back where the run had no such phase.
-            batch_size: the target's own if left out, else the largest that was measured.
+        Without a size, for the target's own, else for the largest that was measured.
         """
         choices = self.phases.get(phase)
         if not choices:
@@ -110,19 +95,15 @@ class Tuned:
         forward, step_only = self.at(FORWARD_TRAIN, batch_size), self.at(OPTIMIZER_STEP)
         return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
-    def unlike(self, here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """What of this machine is another than of the settings: there and here, by name.
+    def differences(self, here: Mapping[str, Any]) -> list[str]:
+        """What of this machine is another than of the settings, in words.
 
         Args:
             here: as :func:`autocompile.runtime.machine.describe` gives it.
         """
-        return unlike(self.fingerprint, here)
-
-    def differences(self, here: Mapping[str, Any]) -> list[str]:
-        """The same in words, for people; empty where the settings are of this machine."""
-        unlike = self.unlike(here)
-        told = [f"{name} {there}, here {own}" for name, (there, own) in unlike.items()]
-        if self.others and "device_name" in unlike:
+        found = unlike(self.fingerprint, here)
+        told = [f"{name} {there}, here {own}" for name, (there, own) in found.items()]
+        if self.others and "device_name" in found:
             told.append(f"the other entries are of {', '.join(self.others)}")
         return told
 
@@ -149,11 +130,7 @@ class Tuned:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Tuned:
-        """Read what :meth:`to_dict` gave; ``where`` names it in errors.
-
-        Raises:
-            UsageError: it is not such a file, or one of another version.
-        """
+        """Read what :meth:`to_dict` gave; ``where`` names it in errors."""
         schema = data.get("autocompile_settings")
         if schema is None:
             raise UsageError(
@@ -180,11 +157,7 @@ class Tuned:
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Tuned:
-        """The settings of a report, as ``report.json`` holds it.
-
-        Raises:
-            UsageError: nothing worked in any phase.
-        """
+        """The settings of a report, as ``report.json`` holds it."""
         every = report["phases"].items()
         phases = {n: found for n, phase in every if (found := _choices(phase, n))}
         if not phases:
@@ -219,25 +192,22 @@ def is_faster(row: Mapping[str, Any]) -> bool:
 
 def _choices(phase: Mapping[str, Any], name: str) -> tuple[Choice, ...]:
     """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
-    if phase["verdict"] == "failed" or not phase["best"]:
-        return ()
     best = phase["best"]
+    if phase["verdict"] == "failed" or not best:
+        return ()
     configs = {trial["number"]: trial["config"] for trial in phase["trials"]}
     configs[best["number"]] = best["config"]
-    if best.get("batch_size") is None:
-        return (_choice(best, best["config"], None, name),)
-    rows = sorted(phase["by_batch_size"], key=lambda row: row["batch_size"])
-    return tuple(
-        _choice(row, configs[row["number"]] if is_faster(row) else _EAGER, row["batch_size"], name)
-        for row in rows
-        if row["number"] in configs
-    )
-
-
-def _choice(
-    row: Mapping[str, Any], config: Mapping[str, Any], batch_size: int | None, phase: str
-) -> Choice:
-    made = CompileConfig.from_dict(config, phase)
-    even = {"value": 1.0, "low": 1.0, "high": 1.0}
-    speedup = even if made.is_baseline else row["speedup"]
-    return Choice(made, batch_size, speedup, int(row.get("confirmed_processes") or 1))
+    rows = [{**best, "faster": True}]
+    if best.get("batch_size") is not None:
+        rows = sorted(phase["by_batch_size"], key=lambda row: row["batch_size"])
+    found = []
+    for row in rows:
+        if row["number"] not in configs:
+            continue
+        config = CompileConfig.from_dict(configs[row["number"]], name) if is_faster(row) else EAGER
+        speedup = dict.fromkeys(("value", "low", "high"), 1.0)
+        if not config.is_baseline:
+            speedup = row["speedup"]
+        processes = int(row.get("confirmed_processes") or 1)
+        found.append(Choice(config, row.get("batch_size"), speedup, processes))
+    return tuple(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.settings.tuned import SCHEMA, Tuned
+from autocompile.settings.tuned import SCHEMA, Tuned, unlike
 
 __all__ = ["TunedSet"]
 
@@ -20,12 +20,9 @@ class TunedSet:
     """The settings of one target on one machine or several.
 
     As JSON, one entry is written alone; several are a list of what each would be alone.
-
-    Attributes:
-        entries: at least one, the one to prefer among equals first.
     """
 
-    entries: tuple[Tuned, ...]
+    entries: tuple[Tuned, ...]  # at least one, the one to prefer among equals first
 
     def fitting(self, here: Mapping[str, Any]) -> Tuned:
         """The entry of a machine, or else of the one that is most like it.
@@ -35,8 +32,8 @@ class TunedSet:
         """
 
         def distance(entry: Tuned) -> tuple[bool, bool, int]:
-            unlike = entry.unlike(here)
-            return "device" in unlike, "device_name" in unlike, len(unlike)
+            found = unlike(entry.fingerprint, here)
+            return "device" in found, "device_name" in found, len(found)
 
         chosen = min(self.entries, key=distance)
         if len(self.entries) == 1:  # it may be the chosen one of more
@@ -55,11 +52,7 @@ class TunedSet:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> TunedSet:
-        """Read what :meth:`to_dict` gave; ``where`` names it in errors.
-
-        Raises:
-            UsageError: it is not such a file, or one of another version.
-        """
+        """Read what :meth:`to_dict` gave; ``where`` names it in errors."""
         if "machines" not in data or data.get("autocompile_settings") != SCHEMA:
             return cls((Tuned.from_dict(data, where),))
         found = data["machines"]
@@ -79,11 +72,7 @@ class TunedSet:
 
     @classmethod
     def from_reports(cls, reports: Mapping[str, Mapping[str, Any]]) -> TunedSet:
-        """The settings of reports of one target, as ``report.json`` holds them, by name.
-
-        Raises:
-            UsageError: two are of the same machine, or nothing worked in one of them.
-        """
+        """The settings of reports of one target, as ``report.json`` holds them, by name."""
         entries: dict[str, Tuned] = {}
         for name, report in reports.items():
             entry = Tuned.from_report(report)
@@ -99,11 +88,7 @@ class TunedSet:
 
     @classmethod
     def read(cls, source: Any) -> TunedSet:
-        """Settings of a file, a mapping as in such a file, a Result, or of settings.
-
-        Raises:
-            UsageError: there is no such file, or it holds no settings.
-        """
+        """Settings of a file, a mapping as in such a file, a Result, or of settings."""
         if isinstance(source, TunedSet):
             return source
         if isinstance(source, Tuned):

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,12 @@ def budget_of(effort: str) -> float | None:
 class Plan:
     """One request to tune, with the parameters of :func:`autocompile.tune`.
 
-    Attributes:
-        target: as a spec: ``PATH``, ``PATH:NAME`` or ``package.module:NAME``.
-        pythons: name and interpreter of each environment beside the tuner's own.
-        only: batch size and config of what is tried of each phase, beside eager mode and plain
-            ``torch.compile()``; None for all that the space gives.
-
     Raises:
         UsageError: an effort or an objective that does not exist, a repeated phase, or a tolerance
             that is no positive number below 1, or fewer than one call per update.
     """
 
-    target: str
+    target: str  # as a spec: PATH, PATH:NAME or package.module:NAME
     phases: tuple[str, ...] | None = None
     space: SearchSpace = field(default_factory=SearchSpace)
     effort: str = "normal"
@@ -57,7 +51,10 @@ class Plan:
     seed: int = 0
     tolerance: float | None = None
     calls_per_update: int | None = None
+    # Name and interpreter of each environment beside the tuner's own.
     pythons: tuple[tuple[str, str], ...] = ()
+    # Batch size and config of what is tried of each phase, beside eager mode and plain
+    # torch.compile(); None for all that the space gives.
     only: Mapping[str, Sequence[tuple[int | None, Mapping[str, Any]]]] | None = None
 
     def __post_init__(self) -> None:
@@ -83,29 +80,19 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises:
-            RunError: it asks for something that this version does not know.
-        """
-        if unknown := unknown_keys(data):
-            raise RunError(
-                f"the run asks for something that this version does not know: {', '.join(unknown)}",
-                hint="go on with it in the newer autocompile that it was made with",
-            )
-        kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        asked = {k: v for k, v in data["space"].items() if k in SearchSpace.__dataclass_fields__}
-        kept["space"], kept["limits"] = SearchSpace(**asked), limits_of(data)
+        """Read what :meth:`to_dict` wrote; a RunError if this version does not know all of it."""
+        kept: dict[str, Any] = {**data, "limits": limits_of(data)}
         kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
-        return cls(**kept)
+        asked = {name: values for name, values in data["space"].items() if values is not None}
+        try:
+            return cls(**{**kept, "space": SearchSpace(**asked)})
+        except TypeError as error:
+            hint = "go on with it in the autocompile that it was made with"
+            raise RunError(f"the run asks for something else: {error}", hint=hint) from None
 
     def demand_same(self, asked: Mapping[str, Any]) -> None:
-        """Check that a run with this plan may go on; a target may be spelled otherwise.
-
-        Args:
-            asked: fields of a plan, without those that nobody has asked for now.
-        """
+        """Check that a run with this plan may go on, by the fields that are asked for now."""
         wanted = Plan(**asked)
         for name in asked:
             mine, theirs = getattr(wanted, name), getattr(self, name)
@@ -131,21 +118,6 @@ def limits_of(data: Mapping[str, Any]) -> Limits:
     return Limits(**{n: data["limits"].get(n) for n in Limits.__dataclass_fields__})
 
 
-def unknown_keys(data: Mapping[str, Any]) -> list[str]:
-    """What a plan of ``run.json`` asks for that this version does not know."""
-    parts: dict[str, tuple[Mapping[str, Any], Any]] = {
-        "": (data, Plan),
-        "space.": (data["space"], SearchSpace),
-        "limits.": (data["limits"], Limits),
-    }
-    return [
-        f"{prefix}{name}"
-        for prefix, (part, known) in parts.items()
-        for name, value in part.items()
-        if name not in known.__dataclass_fields__ and value is not None
-    ]
-
-
 def _named(space: SearchSpace) -> str:
     """The dimensions that it narrows, with their values."""
     asked = {n: v for n, v in asdict(space).items() if v is not None}
@@ -155,12 +127,8 @@ def _named(space: SearchSpace) -> str:
 def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
     """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
 
-    Args:
-        only: settings that are tried again, under the interpreters that they are of; paths that
-            are given go before those that the settings name.
-
-    Raises:
-        UsageError: there is no such interpreter, or two have one name.
+    Settings that are tried ``only`` bring the interpreters that they are of; paths that are given
+    go before those that the settings name.
     """
     if only is not None:
         given = dict(environments(pythons))
@@ -193,11 +161,7 @@ def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tup
 
 
 def target_spec(target: str | Path | Callable[..., Any]) -> str:
-    """A target as text. A path must exist; an object must be importable by its name.
-
-    Raises:
-        TargetError: there is no such file, or the object has no importable name.
-    """
+    """A target as text. A path must exist; an object must be importable by its name."""
     if isinstance(target, (str, Path)):
         return _checked(str(target))
     name = getattr(target, "__qualname__", None)

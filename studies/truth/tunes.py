@@ -33,7 +33,7 @@ from store import append, commit, last_line, load, neighbour
 from yardstick import is_busy
 
 import autocompile.api
-import autocompile.space.spaces
+import autocompile.space.space
 from autocompile.errors import AutocompileError
 from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
@@ -75,7 +75,7 @@ def space_of(model: str, device: str) -> SearchSpace:
 @contextlib.contextmanager
 def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
     """Leave out of a product what the study does not have."""
-    whole = autocompile.space.spaces.build_space
+    whole = autocompile.space.space.build_space
 
     def narrowed(*args: Any) -> Space:
         space = whole(*args)
@@ -85,11 +85,11 @@ def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
             unusable={s: why for s, why in space.unusable.items() if s.config in wanted},
         )
 
-    autocompile.space.spaces.build_space = narrowed
+    autocompile.space.space.build_space = narrowed
     try:
         yield
     finally:
-        autocompile.space.spaces.build_space = whole
+        autocompile.space.space.build_space = whole
 
 
 def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from autocompile.search.sampler import (
     Company,
     FiniteSampler,
     PortfolioSampler,
+    doubts,
     make_sampler,
 )
-from autocompile.search.seen import doubts
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.setting import Setting
 
@@ -205,24 +205,6 @@ def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
     assert not sampler.rest(study)
 
 
-def test_races_wait_for_a_running_setting_that_promises_much_and_not_for_one_that_will_fail() -> (
-    None
-):
-    modes = ("default", A, B)
-    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in modes))]
-    prior = Prior({"inductor triton.cudagraphs=True": 0.3, "inductor max_autotune=True": -0.8})
-    sampler = PortfolioSampler(every, {"forward": prior})
-    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {}))
-    assert sampler.promise(study, [every[2]]) > 0.15
-    assert sampler.promise(study, [every[3]]) == sampler.promise(study, []) == 0.0
-    full = Setting(CompileConfig(mode=A, fullgraph=True), 4)
-    sampler = PortfolioSampler([*every, full], {"forward": prior})
-    before = sampler.promise(told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {})), [full])
-    error = {"seconds": 5.0, "outcome": "compile_error", "message": "no graphs"}
-    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {}), (every[2], None, error))
-    assert sampler.promise(study, [full]) < before / 2
-
-
 def test_failures_of_one_kind_speak_against_what_shares_their_features() -> None:
     #              frozen  inductor
     has = np.array([[1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [0, 0]], bool)
@@ -375,7 +357,8 @@ def test_eager_has_no_features_and_no_uncertainty() -> None:
     assert EAGER.features == frozenset()
     assert CompileConfig(fullgraph=True).features == {"inductor"}
     every = settings((4,))
-    mean, deviation = Effects(every, {"forward": Prior()}).beside([])
+    none = np.full(len(every), math.nan)
+    mean, deviation = Effects(every, {"forward": Prior()}).posterior(none, np.zeros(len(every)))
     assert mean[0] == 0
     assert deviation[0] < 1e-3
 
@@ -391,8 +374,8 @@ def test_what_is_measured_moves_what_is_expected_of_its_relatives() -> None:
     near = Setting(CompileConfig(mode=A, **LAST), 4)
     elsewhere = dataclasses.replace(near, batch_size=1)
     far = Setting(CompileConfig("eager", **LAST), 4)
-    effects.learn(vector(every, seen, math.nan), np.zeros(len(every)))
-    mean = dict(zip(every, effects.mean, strict=True))
+    found, _ = effects.posterior(vector(every, seen, math.nan), np.zeros(len(every)))
+    mean = dict(zip(every, found, strict=True))
     assert mean[near] > mean[elsewhere] > 0.1
     assert mean[far] == pytest.approx(0)
 
@@ -403,25 +386,11 @@ def test_a_disastrous_combination_says_little_of_its_parts() -> None:
 
     def expected(seen: dict[Setting, float]) -> float:
         effects = Effects(every, {"forward": Prior()})
-        effects.learn(vector(every, seen, math.nan), np.zeros(len(every)))
-        return float(effects.mean[every.index(part)])
+        mean, _ = effects.posterior(vector(every, seen, math.nan), np.zeros(len(every)))
+        return float(mean[every.index(part)])
 
     assert expected({whole: math.log(0.7)}) < expected({}) - 0.05
     assert expected({whole: math.log(0.01)}) == pytest.approx(expected({}), abs=0.01)
-
-
-def directly(seen: Mapping[int, tuple[float, float]]) -> tuple[Any, Any]:
-    """Mean and standard deviation of all settings by the formula, solved as a whole."""
-    prior = Effects(EVERY, PRIORS)
-    covariance = np.array([prior._between(i) for i in range(len(EVERY))])
-    known = list(seen)
-    values = np.array([value for value, _ in seen.values()])
-    noise = [0.03 + spread / 3.92 + max(0.0, -0.7 - value) for value, spread in seen.values()]
-    own = covariance[np.ix_(known, known)] + np.diag(np.square(noise))
-    solved = np.linalg.solve(own, covariance[known])
-    mean = prior.mean + (np.maximum(values, -0.7) - prior.mean[known]) @ solved
-    variance = covariance.diagonal() - (covariance[known] * solved).sum(axis=0)
-    return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 
 EVERY = [
@@ -433,23 +402,23 @@ EVERY = [
 PRIORS = {"forward": Prior({"inductor": 0.2}), "train_step": Prior({"inductor": -0.75})}
 
 
-def test_one_result_at_a_time_gives_what_solving_all_at_once_gives() -> None:
-    """Also beside what runs, which is taken to reach its mean, and after a result has changed."""
+def test_the_posterior_is_that_of_a_normal_distribution_with_some_of_its_values_known() -> None:
+    """Conditioned one result at a time, which is another way to the same."""
     random = np.random.default_rng(0)
-    effects = Effects(EVERY, PRIORS)
-    values, spreads = np.full(len(EVERY), np.nan), random.uniform(0, 0.1, len(EVERY))
-    order = random.permutation(len(EVERY)).tolist()
-    for count, i in enumerate(order[:-8]):
+    effects, count = Effects(EVERY, PRIORS), len(EVERY)
+    values, spreads = np.full(count, np.nan), random.uniform(0, 0.1, count)
+    mean, _ = effects.posterior(values, spreads)
+    covariance = effects._covariance(np.arange(count))
+    for i in random.permutation(count)[: count // 2]:
         values[i] = random.normal(0, 0.7)
-        if count == 20:
-            values[order[3]] = 0.5
-        effects.learn(values, spreads)
-        seen = {j: (values[j], spreads[j]) for j in order[: count + 1]}
-        running = order[count + 1 : count + 1 + count % 8]
-        seen |= {j: (directly(seen)[0][j], 0.0) for j in running}
-        left = order[count + 1 :]
-        for ours, formula in zip(effects.beside(running), directly(seen), strict=True):
-            assert ours[left] == pytest.approx(formula[left], rel=0, abs=1e-9)
+        noise = 0.03 + spreads[i] / 3.92 + max(0.0, -0.7 - values[i])
+        gain = covariance[i] / (covariance[i, i] + noise**2)
+        mean = mean + gain * (max(values[i], -0.7) - mean[i])
+        covariance = covariance - np.outer(gain, covariance[i])
+    found, deviation = effects.posterior(values, spreads)
+    assert found == pytest.approx(mean, rel=0, abs=1e-9)
+    variance = np.maximum(covariance.diagonal(), 1e-8)
+    assert np.square(deviation) == pytest.approx(variance, rel=0, abs=1e-9)
 
 
 def test_a_sampler_that_has_seen_all_trials_chooses_as_one_that_sees_them_for_the_first_time() -> (

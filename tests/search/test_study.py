@@ -94,6 +94,20 @@ def test_plain_compile_has_company_on_a_gpu(
     assert compiled[1][1] == beside_next
 
 
+def test_a_sampler_of_optunas_kind_chooses_in_place_of_ours(target: Path) -> None:
+    class Last(optuna.samplers.RandomSampler):
+        """Proposes the last choice of each parameter."""
+
+        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+            return distribution.choices[-1]
+
+    executor = FakeExecutor(script, probed())
+    result = tuned(target, executor, sampler=Last(seed=0), trials=2)
+    (_, second) = [r for r in result.trials if r.role == "search" and r.wall_s > 0]
+    assert second.config.mode == "max-autotune"
+    assert "sampler" not in json.loads(Path(result.run_dir, "run.json").read_text())["options"]
+
+
 def test_trials_and_time_are_budgets(target: Path) -> None:
     executor = FakeExecutor(script)
     phase = forward(tune(target, executor=executor, trials=4, run_dir="few"))
@@ -280,7 +294,6 @@ def test_optuna_is_told_of_failures_of_times_and_that_eager_is_as_fast_as_eager(
     result = tuned(target, noisy)
     storage = optuna.storages.RDBStorage(f"sqlite:///{Path(result.run_dir).resolve()}/study.db")
     study = optuna.load_study(study_name="autocompile", storage=storage)
-    assert study.metric_names == ["speed-up over eager"]
     rows = study.get_trials()
     outcomes = {r.user_attrs["outcome"]: r.state for r in rows if r.user_attrs["outcome"] != "ok"}
     assert outcomes == {"crashed": optuna.trial.TrialState.PRUNED}
@@ -293,13 +306,6 @@ def test_optuna_is_told_of_failures_of_times_and_that_eager_is_as_fast_as_eager(
     assert best.user_attrs["call_ms"] == pytest.approx(1 / 1.2, rel=0.01)
     low, high = map(float, best.user_attrs["interval"].split(" to "))
     assert low < 1.2 < high
-    number = storage.get_study_id_from_name("autocompile")
-    note = storage.get_study_system_attrs(number)["dashboard:note_str:0"]
-    assert result.run_dir in note
-    assert len(note) < 2046, "optuna-dashboard splits a longer one"
-    storage.set_study_system_attr(number, "dashboard:note_ver", 2)  # the user has changed it
-    tuned(target, run_dir=result.run_dir, resume=True)
-    assert storage.get_study_system_attrs(number)["dashboard:note_ver"] == 2
 
 
 def test_a_result_that_makes_no_sense_is_infrastructure(target: Path) -> None:

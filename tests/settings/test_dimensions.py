@@ -22,7 +22,9 @@ import autocompile
 from autocompile.execute.executor import Ending
 from autocompile.search.records import answer, to_record
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
 from autocompile.settings.setting import Setting
+from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
 
 MODELS = TARGETS / "dimensions.py"
@@ -145,13 +147,14 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
 
 
 ENTRY = """
-    tint: str = Dimension(
+    Dimension(
+        "tint",
         "none",
         "comma list of none, blue",
         ("none", "blue"),
         label=lambda value: f"{value} tint",
         applied="model",
-    ).field()
+    ),
 """
 FUNCTION = '"tint": lambda model, value: setattr(model, "tint", value), '
 USES_OF_THE_TABLE = """
@@ -172,8 +175,8 @@ from autocompile.runtime.applying import prepare_model
 from autocompile.protocol.results import ProbeResult
 from autocompile.search.records import _traces_alike
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimension import Place
-from autocompile.space.enumeration import build_space
+from autocompile.settings.dimensions import Place
+from autocompile.space.space import build_space
 from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
 from autocompile.trial.inspect.telemetry import same_code_key
@@ -218,13 +221,21 @@ assert model.tint == "blue"
 """
 
 
-def test_a_dimension_is_one_entry_and_one_function(tmp_path: Path) -> None:
-    """A copy of the package with one more entry has it everywhere."""
+def test_every_field_has_a_row_and_every_row_a_field() -> None:
+    fields = {f.name: f.default for f in dataclasses.fields(CompileConfig)}
+    assert fields == {d.name: d.default for d in DIMENSIONS}
+    assert [f.name for f in dataclasses.fields(SearchSpace)] == [d.asked for d in SEARCHED]
+
+
+def test_a_dimension_is_a_row_two_fields_and_a_function(tmp_path: Path) -> None:
+    """A copy of the package with one more row has it everywhere."""
     copied = tmp_path / "autocompile"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(autocompile.__file__).parent, copied, ignore=ignored)
     for name, place, added in (
-        ("settings/dimensions.py", "    environment: str = ", ENTRY),
+        ("settings/dimensions.py", '    Dimension("environment", ', ENTRY),
+        ("settings/config.py", "    environment: str = ", '    tint: str = "none"\n'),
+        ("space/space.py", "    guards: Asked = ", "    tint: Asked = None\n"),
         ("runtime/applying.py", '"memory_format": _lay_out', FUNCTION),
     ):
         text = (copied / name).read_text("utf-8")

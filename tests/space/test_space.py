@@ -11,13 +11,10 @@ from autocompile.errors import UsageError
 from autocompile.protocol.results import ProbeResult
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.dimension import Place
-from autocompile.settings.dimensions import DIMENSIONS, why_not
+from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
 from autocompile.settings.setting import Setting, choices
-from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
-from autocompile.space.space import SearchSpace, Space
-from autocompile.space.spaces import demand_known, sizes_of
+from autocompile.space.space import SearchSpace, Space, build_space, demand_known, sizes_of
 
 OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
@@ -150,14 +147,6 @@ def test_fullgraph_is_answered_by_the_same_setting_without_it() -> None:
         assert twin is None or twin in listed
     full = CompileConfig(fullgraph=True)
     assert Setting(full, 4).plainer_twin == Setting(CompileConfig(), 4)
-
-
-def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() -> None:
-    found = space(threads=(1, 4, None))
-    assert {c.threads for c in configs(found)} == {1, None}
-    assert found.merged["threads 4"] == "threads as torch takes them by itself"
-    eager = [c for c in configs(space(threads=(4,))) if c.is_eager]
-    assert {c.threads for c in eager} == {None}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from autocompile.runtime.rllib.observations import _observations
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
-from autocompile.space.spaces import calls_between_updates
+from autocompile.space.space import calls_between_updates
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import worker
