@@ -139,7 +139,7 @@ def best_row(
         "same_code": list(best.same_code),
         "slow_sets": best.slow_sets,
         "call_s": best.call_s,
-        "weights_live": record.detail.get("weights_live"),
+        "weights_live": record.weights_live,
         "notes": list(record.notes),
     }
 

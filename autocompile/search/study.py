@@ -18,7 +18,6 @@ from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TrialRequest
-from autocompile.protocol.results import TrialResult
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
@@ -253,11 +252,9 @@ class Study:
         record = to_record(number, setting, ending)
         if (cut_off := self._cut_off.pop(setting, None)) is not None:
             note = f"its compile went on from the cache of trial {cut_off}, which was cut off"
-            notes = (*record.notes, f"{note}: from nothing it takes longer")
-            record = dataclasses.replace(record, notes=notes)
+            record.notes.append(f"{note}: from nothing it takes longer")
         if record.outcome is Outcome.OK and record.measurement is None:
-            twin = TrialResult.read(ending.payload).same_code_as
-            record = of_twin(record, twin, self._known)
+            record = of_twin(record, self._known)
         return record
 
     def _not_retried(self, number: int, interrupted: bool) -> Record:
@@ -270,7 +267,8 @@ class Study:
             return self._concluded(number, stopped)
         record = self._concluded(number, first)
         note = "not tried again, alone and in a fresh interpreter: the budget was spent"
-        return dataclasses.replace(record, notes=(*record.notes, note))
+        record.notes.append(note)
+        return record
 
     # What is kept ---------------------------------------------------------------------------------
 
@@ -309,8 +307,8 @@ class Study:
             self._compiles_s[kind].append(steps.get("compile", 0.0))
         if record.wall_s > 0:
             self._timed_s.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
-        if (held := record.detail.get("held_bytes")) and isinstance(held, int):
-            self._held_bytes.append(held)
+        if record.held_bytes:
+            self._held_bytes.append(record.held_bytes)
         if not config.is_eager and config != DEFAULT_INDUCTOR:
             self._cached[setting.cell].append(record)
 

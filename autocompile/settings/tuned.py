@@ -148,7 +148,7 @@ class Tuned:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], where: str) -> Tuned:
+    def from_dict(cls, data: Mapping[str, Any], where: str = "the request") -> Tuned:
         """Read what :meth:`to_dict` gave; ``where`` names it in errors.
 
         Raises:

@@ -188,7 +188,7 @@ def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
         if twin := request.get("known_codes", {}).get("abc"):
             spans = (("compile", 1.0, 4.0),)
             return Ending(
-                Outcome.OK, Step.EXIT, payload={"same_code_as": twin}, wall_s=3.0, spans=spans
+                Outcome.OK, Step.EXIT, payload={"duplicate_of": twin}, wall_s=3.0, spans=spans
             )
         return measured(1.3, code="abc")
 
