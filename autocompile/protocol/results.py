@@ -99,17 +99,13 @@ class SaveResult(TaskResult):
 class AlgorithmResult(TaskResult):
     """An RLlib algorithm with and without settings.
 
-    Attributes:
-        rounds: of each side the seconds of ``train()``, the env steps, the seconds of sampling and
-            of the module's forward in it (of all env runners together), the seconds of gradient
-            updates and their number.
-        runners: how many sample.
-        warmup_s, warmup_iterations: of each side.
-        active: what is in effect in the tuned one.
+    A round holds of each side the seconds of ``train()``, the env steps, the seconds of sampling
+    and of the module's forward in it (of all env runners together), and the seconds and number of
+    gradient updates.
     """
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
-    runners: int = 1
-    warmup_s: dict[str, float] = field(default_factory=dict)
-    warmup_iterations: dict[str, int] = field(default_factory=dict)
-    active: Mapping[str, Any] = field(default_factory=dict)
+    runners: int = 1  # that sample
+    warmup_s: dict[str, float] = field(default_factory=dict)  # of each side
+    warmup_iterations: dict[str, int] = field(default_factory=dict)  # of each side
+    active: Mapping[str, Any] = field(default_factory=dict)  # what is in effect in the tuned one

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import AutocompileError
-from autocompile.estimate.candidates import whole_call_s
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
@@ -20,7 +19,6 @@ __all__ = ["answer", "known_codes", "of_twin", "side_records", "to_record"]
 
 Known = Mapping[Setting, Record]
 
-_HOPE = 0.8  # best case for constant weights, relative to the fastest known call
 # Measured in studies/dimensions: 4 to 17 µs.
 _FULLGRAPH = (
     "not timed: the code is the same, and torch's checks take a few microseconds more per call"
@@ -98,14 +96,10 @@ def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list
     return records
 
 
-def answer(
-    number: int, setting: Setting, known: Known, calls_per_update: int | None
-) -> Record | None:
+def answer(number: int, setting: Setting, known: Known) -> Record | None:
     """The record of a setting as far as other trials determine it; None if it must be tried."""
     place = number, setting.phase, setting.config, setting.batch_size
     own: dict[str, Any] = {"number": number, "config": setting.config, "wall_s": 0.0, "spans": ()}
-    if reason := _cannot_pay(setting, known, calls_per_update):
-        return Record(*place, Outcome.UNSUPPORTED, Step.IMPORT, reason, detail={"answered": True})
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
     if twin and twin.ok and _is_one_graph(twin):
         source = twin.number if twin.duplicate_of is None else twin.duplicate_of
@@ -136,37 +130,6 @@ def _told(broke: Record) -> str:
     reason = f": {first['reason']}" if first.get("reason") else ""
     place = f" ({first['place']})" if first.get("place") else ""
     return f"trial {broke.number} broke the graph {broke.graph_breaks} times{reason}{place}"
-
-
-def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
-    """Why constant weights cannot win here; empty if they may.
-
-    Assumes for its calls the largest speed-up at any batch size, or ``_HOPE`` times the fastest
-    call at this one, whichever is faster.
-    """
-    if not calls or not setting.config.bakes_weights:
-        return ""
-    bakes = [d.name for d in DIMENSIONS if d.bakes]  # new weights cost the same where these agree
-    alike = [r for r in known.values() if r.phase == setting.phase]
-    costs = [
-        r.refresh_s
-        for r in alike
-        if r.refresh_s and all(getattr(r.config, n) == getattr(setting.config, n) for n in bakes)
-    ]
-    timed = [(r, r.measurement) for r in alike if r.ok and r.measurement]
-    here = [(r, measured) for r, measured in timed if r.batch_size == setting.batch_size]
-    if not costs or not here:
-        return ""
-    fastest_s = min(measured.compiled_call_s for _, measured in here)
-    eager_s = min(measured.eager_call_s for _, measured in here)
-    best = max(measured.speedup.value for _, measured in timed)
-    hoped_s = min(_HOPE * fastest_s, eager_s / best)
-    if hoped_s + min(costs) / calls < min(whole_call_s(measured, r) for r, measured in here):
-        return ""
-    return (
-        f"not tried: new weights cost such a setting {min(costs):.2g} s every {calls} calls, more "
-        "than it could save at the best known speed"
-    )
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:

@@ -167,8 +167,7 @@ class Study:
                 self._next_alone = setting
                 return
             number = self.job_factory.next_number()
-            calls = self.calls_per_update(*setting.cell)
-            if (record := answer(number, setting, self._known, calls)) is not None:
+            if (record := answer(number, setting, self._known)) is not None:
                 self._keep(record)
                 continue
             self._processes += 1

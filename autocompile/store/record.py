@@ -82,71 +82,41 @@ class Record:
 
     The trial's process fills in what it finds and sends it as one line; the parent adds what it
     has seen of that process, and keeps the whole in ``result.json``.
-
-    Attributes:
-        number: counts the trials of a run, all phases together.
-        outcome: ``interrupted`` until it has ended.
-        step: the last that was reached.
-        role: ``search``, ``confirm`` for one side of a race, or ``exported`` for exported code in a
-            fresh interpreter.
-        repeats: the number of the trial that is measured again; None for ``search``.
-        race: for ``confirm``, the number of its set, counted by phase and batch size.
-        duplicate_of: the trial whose result was reused.
-        compile_s: extra seconds of the first three calls, with an empty cache (``confirm``: a warm
-            cache).
-        compile_window: begin and end of these calls by ``time.monotonic``, for the parent only.
-        refresh_s: extra seconds of the first call after new weights; None if weights are not
-            constants of the compiled code.
-        calls_per_update: calls between two changes of the weights; None if unknown.
-        peak_memory_bytes: of the compiled side.
-        held_bytes: of an accelerator's memory, by the whole process.
-        weights_live: whether new weights change what the compiled side computes.
-        reference_s: seconds of the reference workload.
-        page_faults: of one call, in eager mode and compiled.
-        code: key of the code that the compile ended in.
-        wall_s: seconds of its process without pauses; an equal part of a process that is shared.
-        step_s: seconds in each step of the whole process.
-        spans: step, begin and end of each stretch of its process's work, in Unix time; empty if it
-            had no process, and in older runs.
-        notes: sentences for the user.
-        where: the last line of the user's own code that an exception passed.
-        explained: what, details and hint of an error of autocompile's own.
-        detail: what is shown and decides nothing.
     """
 
-    number: int
+    number: int  # counts the trials of a run, all phases together
     phase: str
     config: CompileConfig
     batch_size: int | None
-    outcome: Outcome = Outcome.INTERRUPTED
-    step: Step = Step.IMPORT
+    outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
+    step: Step = Step.IMPORT  # the last that was reached
     message: str = ""
-    role: str = "search"
-    repeats: int | None = None
-    race: int | None = None
-    duplicate_of: int | None = None
+    role: str = "search"  # "confirm" for one side of a race, "exported" for exported code
+    repeats: int | None = None  # the trial that is measured again; None for "search"
+    race: int | None = None  # of "confirm" its set, counted by phase and batch size
+    duplicate_of: int | None = None  # the trial whose result was reused
     measurement: Measurement | None = None
-    compile_s: float | None = None
-    compile_window: tuple[float, float] | None = None
-    refresh_s: float | None = None
-    calls_per_update: int | None = None
-    peak_memory_bytes: int | None = None
+    compile_s: float | None = None  # extra seconds of the first three calls; in races: warm cache
+    compile_window: tuple[float, float] | None = None  # of these by time.monotonic; not kept
+    refresh_s: float | None = None  # extra seconds of a call after new weights, if constants
+    calls_per_update: int | None = None  # calls between two changes of the weights, if known
+    peak_memory_bytes: int | None = None  # of the compiled side
     eager_peak_memory_bytes: int | None = None
-    held_bytes: int | None = None
+    held_bytes: int | None = None  # of an accelerator's memory, by the whole process
     graphs: int | None = None
     graph_breaks: int | None = None
     recompiles: int | None = None
-    weights_live: bool | None = None
-    reference_s: float | None = None
-    page_faults: list[int | None] | None = None
-    code: str | None = None
-    wall_s: float = 0.0
-    step_s: Mapping[str, float] = field(default_factory=dict)
-    spans: tuple[tuple[str, float, float], ...] = ()
-    notes: list[str] = field(default_factory=list)
-    where: str | None = None
-    explained: Mapping[str, Any] | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
+    weights_live: bool | None = None  # whether new weights change what the compiled side computes
+    reference_s: float | None = None  # of the reference workload
+    page_faults: list[int | None] | None = None  # of one call, in eager mode and compiled
+    code: str | None = None  # key of the code that the compile ended in
+    wall_s: float = 0.0  # of its process without pauses; an equal part of one that is shared
+    step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
+    spans: tuple[tuple[str, float, float], ...] = ()  # step, begin and end of its work, Unix time
+    notes: list[str] = field(default_factory=list)  # sentences for the user
+    where: str | None = None  # the last line of the user's own code that an exception passed
+    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
+    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
 
     @property
     def ok(self) -> bool:
@@ -200,19 +170,15 @@ class RunFolder:
         self.in_algorithm = self.path / "in_algorithm.json"
         self._made: list[Path] = []
 
-    def create(self) -> None:
-        """Create the folder, writable only by its owner."""
-        self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
-        make_folder(self.trials)
+    def create(self, is_new: bool = False) -> None:
+        """Create the folder, writable only by its owner.
 
-    def reserve(self) -> bool:
-        """Create the folder; False if it is there already, as another command's."""
-        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        try:
-            make_folder(self.path, is_new=True)
-        except FileExistsError:
-            return False
-        return True
+        Raises:
+            FileExistsError: it must be new and is there already, as another command's.
+        """
+        self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
+        make_folder(self.path, is_new)
+        make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
         """Whether the folder has files that an aborted start of a run does not explain.
@@ -247,9 +213,7 @@ class RunFolder:
 
     def numbers(self) -> list[int]:
         """Of all started trials, in order."""
-        if not self.trials.is_dir():
-            return []
-        return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
+        return sorted(int(p.name) for p in self.trials.glob("*") if p.name.isdigit())
 
     def read(self) -> tuple[list[Record], list[str]]:
         """Finished trials by their numbers, and sentences about those that are left out."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,11 @@ def _parts(spec: str) -> tuple[str, str]:
 
 def every(folder: Path = under) -> list[Path]:
     """Folders of runs, with those that a cluster's folder holds, the most recently changed last."""
-    return _by_time([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")])
+    return _runs("*/run.json", "*/*/run.json", folder=folder)
 
 
-def _by_time(found: Iterable[Path]) -> list[Path]:
+def _runs(*patterns: str, folder: Path | None = None) -> list[Path]:
+    found = [p for pattern in patterns for p in (folder or under).glob(pattern)]
     return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]
 
 
@@ -73,24 +75,25 @@ def new_folder(spec: str) -> RunFolder:
     ]
     for number in itertools.count(max(numbers, default=0) + 1):
         folder = RunFolder(under / f"{name}-{number:04d}")
-        if folder.reserve():
+        with contextlib.suppress(FileExistsError):
+            folder.create(is_new=True)
             return folder
     raise AssertionError
 
 
 def latest_of(spec: str) -> RunFolder:
-    """The last run of a target, whatever its folder's name."""
-    similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
-    for path in reversed(_by_time(under.glob("*/run.json"))):  # others go on with --ray
-        target = _target_of(path)
-        if target is not None and is_same_target(target, spec):
-            return RunFolder(path)
-        if re.fullmatch(name, path.name):
-            similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
+    """The last run of a target on this machine, whatever its folder's name."""
+    if (path := _of_target(spec, "*/run.json")) is not None:
+        return RunFolder(path)
+    name = rf"{re.escape(short_name(spec))}-\d+"
+    similar = [p for p in reversed(_runs("*/run.json")) if re.fullmatch(name, p.name)][:3]
     elsewhere = _of_target(spec, "*/*/run.json")
     raise RunError(
         f"there is no run of {spec} on this machine under ./{under} to resume",
-        *similar[:3],
+        *(
+            f"{p} is a run of {_target_of(p) or 'a target that cannot be read'}"
+            for p in similar[:3]
+        ),
         hint=f"the same command with --ray: {elsewhere} is a run on a cluster"
         if elsewhere
         else "the same command without --resume",
@@ -112,19 +115,15 @@ def latest_on_cluster(spec: str) -> Path:
 
 def _of_target(spec: str, where: str) -> Path | None:
     """The last run of a target, of those whose ``run.json`` is there."""
-    for path in reversed(_by_time(under.glob(where))):
-        target = _target_of(path)
-        if target is not None and is_same_target(target, spec):
-            return path
-    return None
+    targets = ((path, _target_of(path)) for path in reversed(_runs(where)))
+    return next((p for p, target in targets if target and is_same_target(target, spec)), None)
 
 
 def _target_of(path: Path) -> str | None:
     """The target of a run; None if its ``run.json`` cannot be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((path / "run.json").read_text("utf-8"))["plan"]["target"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return None
 
 
 def name_of(path: str | Path, folder: Path = under) -> str:
@@ -134,13 +133,7 @@ def name_of(path: str | Path, folder: Path = under) -> str:
 
 
 def tuning(target: str, options: Mapping[str, Any], *more: str) -> str:
-    """The command that tunes a target.
-
-    Args:
-        options: by parameter of :func:`autocompile.tune`, as ``run.json`` keeps them; what the
-            command does by itself is left out.
-        more: words that go before them.
-    """
+    """The command that tunes a target, with options by parameter of :func:`autocompile.tune`."""
     words = ["autocompile", "tune", target, *more]
     for name, (flag, usual) in _FLAGS.items():
         value = options.get(name)

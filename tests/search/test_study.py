@@ -215,19 +215,16 @@ def frozen(request: Mapping[str, Any], refresh_s: float) -> Ending:
 
 
 @pytest.mark.parametrize(
-    ("refresh_s", "calls", "wins", "tried"),
-    [(0.1, None, True, 2), (0.1, 1000, True, 2), (0.1, 150, False, 1), (0.2, 100, False, 1)],
+    ("refresh_s", "calls", "wins"),
+    [(0.1, None, True), (0.1, 1000, True), (0.1, 150, False), (0.2, 100, False)],
 )
 def test_what_new_weights_cost_decides_whether_constant_ones_pay(
-    target: Path, refresh_s: float, calls: int | None, wins: bool, tried: int
+    target: Path, refresh_s: float, calls: int | None, wins: bool
 ) -> None:
     """At 150 calls between updates a call takes 0.5 ms and its share of 0.1 s: more than eager."""
     executor = FakeExecutor(partial(frozen, refresh_s=refresh_s))
     result = tuned(target, executor, space=WEIGHTS, calls_per_update=calls, effort="full")
     assert result.config["forward"].freezing is wins
-    assert sum(r["config"]["freezing"] for r in searched(executor)) == tried
-    skipped = [r for r in result.trials if r.message.startswith("not tried: new weights cost")]
-    assert len(skipped) == 2 - tried
 
 
 def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(target: Path) -> None:

@@ -138,10 +138,10 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
     plain = Setting(ours, 4)
     record = to_record(0, plain, Ending(Outcome.OK, Step.EXIT, payload=result))
     full = Setting(dataclasses.replace(ours, fullgraph=True), 4)
-    assert answer(1, full, {plain: record}, None) is None
+    assert answer(1, full, {plain: record}) is None
     whole = try_it(MODELS, **setting("aot_eager"))
     record = to_record(0, plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
-    assert answer(1, full, {plain: record}, None) is not None
+    assert answer(1, full, {plain: record}) is not None
 
 
 ENTRY = """
