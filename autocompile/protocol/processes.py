@@ -117,7 +117,7 @@ def tree_memory_bytes(roots: Collection[int]) -> dict[int, int]:
 
 
 def _own_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -87,17 +87,10 @@ def latest_of(spec: str) -> RunFolder:
         return RunFolder(path)
     name = rf"{re.escape(short_name(spec))}-\d+"
     similar = [p for p in reversed(_runs("*/run.json")) if re.fullmatch(name, p.name)][:3]
+    told = [f"{p} is a run of {_target_of(p) or 'a target that cannot be read'}" for p in similar]
     elsewhere = _of_target(spec, "*/*/run.json")
-    raise RunError(
-        f"there is no run of {spec} on this machine under ./{under} to resume",
-        *(
-            f"{p} is a run of {_target_of(p) or 'a target that cannot be read'}"
-            for p in similar[:3]
-        ),
-        hint=f"the same command with --ray: {elsewhere} is a run on a cluster"
-        if elsewhere
-        else "the same command without --resume",
-    )
+    hint = f"the same command with --ray: {elsewhere} is a run on a cluster"
+    raise _nothing_to_resume(f"{spec} on this machine", hint if elsewhere else "", *told)
 
 
 def latest_on_cluster(spec: str) -> Path:
@@ -105,12 +98,13 @@ def latest_on_cluster(spec: str) -> Path:
     if (path := _of_target(spec, "*/*/run.json")) is not None:
         return path.parent
     elsewhere = _of_target(spec, "*/run.json")
-    raise RunError(
-        f"there is no run of {spec} on a cluster under ./{under} to resume",
-        hint=f"the same command without --ray: {elsewhere} is a run on this machine"
-        if elsewhere
-        else "the same command without --resume",
-    )
+    hint = f"the same command without --ray: {elsewhere} is a run on this machine"
+    raise _nothing_to_resume(f"{spec} on a cluster", hint if elsewhere else "")
+
+
+def _nothing_to_resume(what: str, hint: str, *details: str) -> RunError:
+    words = f"there is no run of {what} under ./{under} to resume"
+    return RunError(words, *details, hint=hint or "the same command without --resume")
 
 
 def _of_target(spec: str, where: str) -> Path | None:

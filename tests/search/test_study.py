@@ -248,20 +248,6 @@ def test_an_agents_weights_change_at_times_that_somebody_has_to_say(target: Path
     assert any("nobody has said how often they change (--calls-per-update)" in n for n in notes)
 
 
-def test_reasons_for_not_trying_that_differ_by_figures_only_are_one(target: Path) -> None:
-    costs = iter([0.3, 0.21, 0.27, 0.24, 0.22, 0.29])
-
-    def slow(request: Mapping[str, Any]) -> Ending:
-        return frozen(request, refresh_s=next(costs) if request["config"]["freezing"] else 0.2)
-
-    space = dataclasses.replace(WEIGHTS, modes=("default", "max-autotune"))
-    result = tuned(target, slow, space=space, calls_per_update=100, effort="full")
-    said = [r.message for r in result.trials if r.message.startswith("not tried")]
-    groups = [g for g in forward(result)["failures"] if g["answered"]]
-    assert len(set(said)) > 1
-    assert [g["count"] for g in groups] == [len(said)]
-
-
 # Failures and second tries -----------------------------------------------------------------------
 
 
