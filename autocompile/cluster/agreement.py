@@ -9,8 +9,7 @@ from typing import Any
 from autocompile import __version__
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
-from autocompile.protocol.results import TrialResult
-from autocompile.store.measurement import measurement_of
+from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome
 
 __all__ = ["call_times", "demand_same_versions", "slower", "unlike"]
@@ -61,9 +60,11 @@ def unlike(probe: Ending, name: str, reference: Ending) -> str:
 
 def call_times(ending: Ending) -> tuple[float, ...]:
     """Seconds of a call in eager mode and compiled; empty if the trial did not measure them."""
-    with contextlib.suppress(TypeError, ValueError):  # no measurement, or a forged one
+    with contextlib.suppress(
+        TypeError, ValueError, AttributeError
+    ):  # no measurement, or a forged one
         if ending.outcome is Outcome.OK:
-            found = measurement_of(TrialResult.read(ending.payload).measurement or {})
+            found = Measurement.from_dict(ending.payload.get("measurement") or {})
             return found.eager_call_s, found.compiled_call_s
     return ()
 

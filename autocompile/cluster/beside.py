@@ -13,10 +13,9 @@ from autocompile.estimate.intervals import Interval
 from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
-from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import FORWARD
-from autocompile.store.measurement import measurement_of
+from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, RunFolder, Step
 
 __all__ = ["Alike", "eager_against_itself", "share_hosts", "together"]
@@ -111,11 +110,11 @@ def eager_against_itself(
                     told.append(event)
                 elif isinstance(event, Ended):
                     left.discard(event.number)
-                    said = TrialResult.read(event.ending.payload)
-                    name = str(said.detail.get("station"))
+                    said = event.ending.payload
+                    name = str(said.get("detail", {}).get("station"))
                     ended(name)
-                    if event.ending.outcome is Outcome.OK and said.measurement:
-                        ratio = measurement_of(said.measurement).speedup
+                    if event.ending.outcome is Outcome.OK and said.get("measurement"):
+                        ratio = Measurement.from_dict(said["measurement"]).speedup
                         found[name] = Alike(ratio, *_timed(event.ending))
     executor.tell_later(told)
     return found

@@ -142,7 +142,7 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
         "recompiles": record.recompiles,
         "break_reasons": record.detail.get("break_reasons", []),
         "skip_reasons": record.detail.get("skip_reasons", []),
-        "where": record.detail.get("where"),
+        "where": record.where,
         "notes": list(record.notes),
         "log_tail": "" if record.ok else jobs.log.read_text("utf-8", "replace")[-4000:],
     }

@@ -169,7 +169,7 @@ def left_out(raced: Sequence[Record]) -> set[int]:
     seconds = {
         r.race: s
         for r in raced
-        if r.race is not None and isinstance(s := r.detail.get("reference_s"), float) and s > 0
+        if r.race is not None and (s := r.reference_s) is not None and s > 0
     }
     limit = SLOWER * min(seconds.values(), default=0.0)
     return {race for race, s in seconds.items() if s > limit}

@@ -9,12 +9,10 @@ import time
 from autocompile.execute.child import Child
 from autocompile.execute.executor import Ending
 from autocompile.execute.memory import oom_kills
-from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["conclude", "ending_of"]
 
-_ENVELOPE = frozenset({"outcome", "step", "message"})
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)')
 _DOUBTFUL = (Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, Outcome.INFRASTRUCTURE)
 
@@ -30,9 +28,10 @@ def ending_of(child: Child) -> Ending:
     outcome, step, message = conclude(child, is_oom=cgroup_kills > 0 or elsewhere)
     payload = child.result or {}
     if child.result is None and child.measured is not None and child.garbage is None:
-        notes = [*child.measured.get("notes", ()), f"after its measurement: {message}"]
+        payload, told = child.measured, f"after its measurement: {message}"
+        if isinstance(notes := payload.get("notes"), list):
+            payload = {**payload, "notes": [*notes, told]}
         outcome, step, message = Outcome.OK, Step.EXIT, ""
-        payload = {**child.measured, "notes": notes}
     # Forking or another trial can cause these; a setting that raises would raise again.
     died = outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
     doubts = {"forked": child.forked, "beside other trials": child.company}
@@ -41,7 +40,7 @@ def ending_of(child: Child) -> Ending:
         outcome,
         step,
         message,
-        {k: v for k, v in payload.items() if k not in _ENVELOPE},
+        payload,
         wall_s=child.clock.total_s,
         step_s=child.clock.step_s,
         spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
@@ -60,11 +59,12 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
     job, step, code = child.job, child.clock.step, child.code
     said_in, words = step, ""
     if child.result is not None:
-        said = TaskResult.read(child.result)
+        said = child.result
         try:
-            outcome, said_in, words = Outcome(said.outcome), Step(said.step), str(said.message)
-        except ValueError:
+            outcome, said_in = Outcome(said["outcome"]), Step(said["step"])
+        except (KeyError, ValueError):
             return Outcome.CRASHED, step, "sent a malformed result"
+        words = str(said.get("message", ""))
         if outcome is Outcome.OK or not is_oom:
             return outcome, said_in, words
     gib = f"{(job.memory_limit_bytes or 0) / 2**30:.1f} GiB"

@@ -28,11 +28,7 @@ __all__ = [
 ]
 
 MARKER = "AUTOCOMPILE_TRIAL"
-"""Environment variable by which programs that a trial started are known, in whatever session.
-
-A fork keeps its parent's environment until it runs another program, so it is found as a descendant;
-if its supervisor is killed, the fork server adopts it.
-"""
+"""Environment variable by which programs that a trial started are known, in whatever session."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -92,11 +88,8 @@ def _pids() -> list[int]:
 
 
 def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
-    """What is below each of these, children before grandchildren, from one look at all processes.
-
-    Every process is asked for its parent: not every kernel lists children, and a process under CUDA
-    has dozens of threads with a list each.
-    """
+    """What is below each of these, children before grandchildren, from one look at all."""
+    # Not every kernel lists children, and under CUDA each of dozens of threads has a list.
     if not roots:
         return {}
     every = {pid: seen for pid in _pids() if (seen := _look_at(pid))}
@@ -119,10 +112,7 @@ def descendants(root: int) -> list[int]:
 
 
 def tree_memory_bytes(roots: Collection[int]) -> dict[int, int]:
-    """Resident memory of the processes below each of these, shared pages of files left out.
-
-    What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
-    """
+    """Resident memory below each of these, without pages of files, with what forks share."""
     return {root: sum(map(_own_bytes, tree)) for root, tree in _trees(roots).items()}
 
 
@@ -136,7 +126,6 @@ def _own_bytes(pid: int) -> int:
 def _signal_all(
     pids: Iterable[int], number: int, send: Callable[[int, int], None] = os.kill
 ) -> set[int]:
-    """Those that could be reached."""
     reached = set()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -181,10 +170,7 @@ def end_descendants() -> bool:
 
 
 def end_strays(known: Collection[int]) -> None:
-    """Kill every child of this process that it does not know, with all below it, in one pass.
-
-    Their children are then reparented to this process, which gets SIGCHLD.
-    """
+    """Kill every child of this process that it does not know, with all below it, in one pass."""
     here = os.getpid()
     children = {pid for pid, seen in _trees([here])[here].items() if seen.parent == here}
     for stray in children - set(known):
@@ -192,14 +178,9 @@ def end_strays(known: Collection[int]) -> None:
 
 
 def kill_tree(root: int | None, marker: str) -> bool:
-    """Kill every process below one, the process itself, and all that carry the marker.
+    """Kill a process (None if it is gone), all below it, and all with this value of ``MARKER``.
 
-    Args:
-        root: known to be alive or not yet waited for; None if it is gone.
-        marker: value of the environment variable ``MARKER``.
-
-    Returns:
-        Whether two passes in a row found nothing alive.
+    Returns whether two passes in a row found nothing alive.
     """
     if root is not None:
         _until_quiet(lambda: descendants(root))
@@ -210,18 +191,13 @@ def kill_tree(root: int | None, marker: str) -> bool:
 def pause(
     roots: Collection[int], groups: Collection[int] = (), patience_s: float = 0.25
 ) -> dict[int, list[int]]:
-    """Stop every process below these, and wait until they are stopped.
+    """Stop every process below these, which go on themselves, and wait until they are stopped.
 
-    Args:
-        roots: they themselves go on.
-        groups: process groups that lie in the trees with all of their members. The kernel stops
-            them at once, forks included; what is in none is stopped one by one, and looked for
-            again.
-        patience_s: a process in an uninterruptible system call is not waited for any longer; it
-            stops when the call returns.
+    ``groups`` are process groups inside the trees: the kernel stops them at once, forks included;
+    what is in none is stopped one by one, and looked for again. A process in an uninterruptible
+    system call stops when the call returns, and is not waited for longer than ``patience_s``.
 
-    Returns:
-        For each root the living processes below it, for :func:`resume`.
+    Returns for each root the living processes below it, for :func:`resume`.
     """
     # A process that has not called setpgid yet is not in its group.
     held = _signal_all(groups, signal.SIGSTOP, os.killpg)

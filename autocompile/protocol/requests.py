@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from autocompile.errors import RunError, UsageError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned
 from autocompile.settings.tuned_set import TunedSet
-from autocompile.store.reading import demand_schema
+from autocompile.store.reading import demand_schema, of_fields, plain
 
 __all__ = [
     "AlgorithmRequest",
@@ -99,8 +99,8 @@ class Request:
         return next(kind for kind, made in _CLASSES.items() if made is type(self))
 
     def to_dict(self) -> dict[str, Any]:
-        data = _plain(self)
-        return {"schema": SCHEMA, "kind": self.kind.value, **data.pop("header"), **data}
+        own = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {"schema": SCHEMA, "kind": self.kind.value, **own.pop("header"), **own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,37 +191,9 @@ def parse_request(data: Any, where: object) -> Request:
     own = {name: value for name, value in data.items() if name not in ("schema", "kind")}
     own["header"] = {f.name: own.pop(f.name) for f in fields(Header) if f.name in own}
     try:
-        request: Request = _made(_CLASSES[Kind(data.get("kind"))], own)
+        request: Request = of_fields(_CLASSES[Kind(data.get("kind"))], own)
     except UsageError as error:
         raise RunError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
     except (TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{where} is damaged or of another version: {error}") from None
     return request
-
-
-def _made(kind: Any, data: Mapping[str, Any]) -> Any:
-    """An object of a class whose fields are named like the keys."""
-    return kind(
-        **{n: _READERS[n](v) if n in _READERS and v is not None else v for n, v in data.items()}
-    )
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "header": lambda found: _made(Header, found),
-    "config": CompileConfig.from_dict,
-    "limits": lambda found: _made(TimingLimits, found),
-    "sides": lambda found: tuple(_made(Side, each) for each in found),
-    "exported": lambda found: _made(ExportedCode, found),
-    "settings": lambda found: Tuned.from_dict(found, "the request"),
-    "tuned": lambda found: TunedSet.from_dict(found, "the request"),
-    "phases": tuple,
-    "backends": tuple,
-}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (CompileConfig, Tuned, TunedSet)):
-        return value.to_dict()
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value

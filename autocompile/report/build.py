@@ -304,7 +304,7 @@ def advice(records: Sequence[Record]) -> Iterator[str]:
     """Sentences on memory that calls take anew, and on layers that Dynamo may take."""
     known = []  # page faults of an eager call, which is the same code in each process, and its time
     for r in records:
-        match r.detail.get("page_faults"):
+        match r.page_faults:
             case [int(first), *_] if r.duplicate_of is None and r.measurement:
                 known.append((first, r.measurement.eager_call_s))
     if hit := [faults for faults, call_s in known if faults * _FAULT_S > _MATTERS * call_s]:
@@ -449,7 +449,7 @@ def _best_row(
         "same_code": list(best.same_code),
         "slow_sets": best.slow_sets,
         "call_s": best.call_s,
-        "weights_live": record.detail.get("weights_live"),
+        "weights_live": record.weights_live,
         "notes": list(record.notes),
     }
 

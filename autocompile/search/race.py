@@ -21,7 +21,6 @@ from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
 from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
-from autocompile.protocol.results import RaceResult
 from autocompile.search.jobs import Jobs
 from autocompile.search.records import side_records
 from autocompile.search.study import Study
@@ -291,7 +290,7 @@ class Race:
             study.keep_raced(kept)
         is_ours = self._at_work(job) in [c.record.number for c in group]
         if ending.outcome is Outcome.OK:
-            is_ours = bool(RaceResult.read(ending.payload).sides)
+            is_ours = bool(ending.payload.get("sides"))
         if not is_ours and ending.outcome is not Outcome.INTERRUPTED:
             study.progress.warning(
                 f"a race of {cell[0]} ended with {ending.outcome.value} ({ending.message}): "

@@ -2,84 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autocompile.estimate.candidates import whole_call_s
+from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
-from autocompile.protocol.results import RaceResult, SideResult, TrialResult
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
 from autocompile.settings.setting import Setting
-from autocompile.store.measurement import measurement_of
 from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["answer", "known_codes", "of_twin", "side_records", "to_record"]
 
 Known = Mapping[Setting, Record]
 
-_HOPE = 0.8  # best case for constant weights, relative to the fastest known call
 # Measured in studies/dimensions: 4 to 17 µs.
 _FULLGRAPH = (
     "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 )
-_IN_DETAIL = ("where", "reference_s", "page_faults", "code", "held_bytes")
-_AS_SENT = (
-    *("refresh_s", "calls_per_update", "peak_memory_bytes", "eager_peak_memory_bytes"),
-    *("graphs", "graph_breaks", "recompiles"),
-)
+_PLACE = ("number", "phase", "config", "batch_size")
+_NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def to_record(number: int, setting: Setting, ending: Ending) -> Record:
-    """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
-    said = TrialResult.read(ending.payload)
+    """The record that a job has sent, with what the parent has seen of the job.
+
+    One that makes no sense is ``infrastructure``.
+    """
+    place = number, setting.phase, setting.config, setting.batch_size
+    own: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
+    own |= {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
+    own |= {"role": "search", "repeats": None, "race": None}
+    own |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": _spans(ending)}
     try:
-        detail = {**said.detail, "weights_live": said.weights_live}
-        if ending.stack:
-            detail["stack"] = ending.stack
-        detail |= {name: value for name in _IN_DETAIL if (value := getattr(said, name))}
-        notes = [*map(str, said.notes)]
-        if first := ending.first:
-            told = f"{first.outcome.value} in {first.step.value} ({first.message})"
-            notes.append(
-                f"second try, alone and in a fresh interpreter; the first ended with {told}"
-            )
-        return Record(
-            number=number,
-            phase=setting.phase,
-            config=setting.config,
-            batch_size=setting.batch_size,
-            outcome=ending.outcome,
-            step=ending.step,
-            message=ending.message,
-            measurement=measurement_of(said.measurement) if said.measurement else None,
-            wall_s=ending.wall_s,
-            step_s=ending.step_s,
-            spans=_spans(ending),
-            notes=tuple(notes),
-            detail=detail,
-            compile_s=_compile_s(said, ending),
-            **{name: getattr(said, name) for name in _AS_SENT},
+        record = Record.from_dict({**ending.payload, **own})
+        json.dumps([record.detail, record.explained], allow_nan=False)
+    except _NO_RECORD as error:
+        what = f"its result makes no sense: {error}"
+        return Record(*place, Outcome.INFRASTRUCTURE, ending.step, what)
+    if record.measurement or record.outcome is not Outcome.OK:
+        record.duplicate_of = None
+    if ending.stack:
+        record.detail["stack"] = ending.stack
+    if first := ending.first:
+        told = f"{first.outcome.value} in {first.step.value} ({first.message})"
+        record.notes.append(
+            f"second try, alone and in a fresh interpreter; the first ended with {told}"
         )
-    except (TypeError, ValueError, AttributeError) as error:
-        broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
-        return to_record(number, setting, broken)
+    if record.compile_s is not None:  # without the pauses for other trials' measurements
+        begin, end = record.compile_window or (0.0, 0.0)
+        held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
+        record.compile_s = max(0.0, record.compile_s - held)
+    record.compile_window = None
+    return record
 
 
 def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
     """Its stretches of work to the millisecond, those of a first try before."""
     every = [*(ending.first.spans if ending.first else ()), *ending.spans]
     return tuple((s, round(a, 3), round(b, 3)) for s, a, b in every if b - a >= 0.001)
-
-
-def _compile_s(said: TrialResult, ending: Ending) -> float | None:
-    """Compile time without the time in which the trial was stopped for another's measurement."""
-    if said.compile_s is None:
-        return None
-    begin, end = said.compile_window or (0.0, 0.0)
-    held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
-    return max(0.0, float(said.compile_s) - held)
 
 
 def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:
@@ -89,47 +73,37 @@ def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list
         trials: those that were raced.
         at_work: the trial whose turn it was when the process ended; another number for none.
     """
-    said, sides = RaceResult.read(ending.payload), {r.number: r for r in trials}
-    found = {s.number: s for s in said.sides if s.number is not None and s.number in sides}
-    if ending.outcome is Outcome.INTERRUPTED:
-        found = {}
-    elif ending.outcome is not Outcome.OK:
-        lost = SideResult(ending.outcome.value, ending.message, step=ending.step.value)
-        found = {at_work: lost} if at_work in sides else {}
+    own = {r.number: r for r in trials}
+    endings: dict[int, Ending] = {}
+    sides = ending.payload.get("sides") if ending.outcome is Outcome.OK else None
+    for said in sides if isinstance(sides, list) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # it is no side
+            trial, outcome, step = own[said["number"]], Outcome(said["outcome"]), Step(said["step"])
+            message = str(said.get("message", ""))
+            endings[trial.number] = dataclasses.replace(
+                ending, outcome=outcome, step=step, message=message, payload=said
+            )
+    if ending.outcome not in (Outcome.OK, Outcome.INTERRUPTED) and at_work in own:
+        endings[at_work] = dataclasses.replace(ending, payload={})
     records = []
-    for number, each in found.items():
-        trial = sides[number]
-        own = dataclasses.replace(
-            ending,
-            outcome=Outcome(each.outcome),
-            step=Step(each.step or ending.step),
-            message=str(each.message),
-            payload={**each.to_dict(), "reference_s": said.reference_s},
-            wall_s=ending.wall_s / len(found),
-        )
-        record = dataclasses.replace(
-            to_record(-1, Setting.of(trial), own),
-            role="confirm",
-            repeats=number,
-            refresh_s=trial.refresh_s,
-            calls_per_update=trial.calls_per_update,
-        )
+    for number, each in endings.items():
+        record = to_record(-1, Setting.of(own[number]), each)
+        record.role, record.repeats = "confirm", number
+        record.wall_s /= len(endings)
+        record.refresh_s = own[number].refresh_s
+        record.calls_per_update = own[number].calls_per_update
         records.append(record)
     return records
 
 
-def answer(
-    number: int, setting: Setting, known: Known, calls_per_update: int | None
-) -> Record | None:
+def answer(number: int, setting: Setting, known: Known) -> Record | None:
     """The record of a setting as far as other trials determine it; None if it must be tried."""
     place = number, setting.phase, setting.config, setting.batch_size
     own: dict[str, Any] = {"number": number, "config": setting.config, "wall_s": 0.0, "spans": ()}
-    if reason := _cannot_pay(setting, known, calls_per_update):
-        return Record(*place, Outcome.UNSUPPORTED, Step.IMPORT, reason, detail={"answered": True})
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
     if twin and twin.ok and _is_one_graph(twin):
         source = twin.number if twin.duplicate_of is None else twin.duplicate_of
-        notes = (*twin.notes, _FULLGRAPH)
+        notes = [*twin.notes, _FULLGRAPH]
         return dataclasses.replace(twin, duplicate_of=source, notes=notes, **own)
     if setting.config.fullgraph and (broke := _break_of(setting, known)):
         same = None if broke.ok else broke.number
@@ -156,37 +130,6 @@ def _told(broke: Record) -> str:
     reason = f": {first['reason']}" if first.get("reason") else ""
     place = f" ({first['place']})" if first.get("place") else ""
     return f"trial {broke.number} broke the graph {broke.graph_breaks} times{reason}{place}"
-
-
-def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
-    """Why constant weights cannot win here; empty if they may.
-
-    Assumes for its calls the largest speed-up at any batch size, or ``_HOPE`` times the fastest
-    call at this one, whichever is faster.
-    """
-    if not calls or not setting.config.bakes_weights:
-        return ""
-    bakes = [d.name for d in DIMENSIONS if d.bakes]  # new weights cost the same where these agree
-    alike = [r for r in known.values() if r.phase == setting.phase]
-    costs = [
-        r.refresh_s
-        for r in alike
-        if r.refresh_s and all(getattr(r.config, n) == getattr(setting.config, n) for n in bakes)
-    ]
-    timed = [(r, r.measurement) for r in alike if r.ok and r.measurement]
-    here = [(r, measured) for r, measured in timed if r.batch_size == setting.batch_size]
-    if not costs or not here:
-        return ""
-    fastest_s = min(measured.compiled_call_s for _, measured in here)
-    eager_s = min(measured.eager_call_s for _, measured in here)
-    best = max(measured.speedup.value for _, measured in timed)
-    hoped_s = min(_HOPE * fastest_s, eager_s / best)
-    if hoped_s + min(costs) / calls < min(whole_call_s(measured, r) for r, measured in here):
-        return ""
-    return (
-        f"not tried: new weights cost such a setting {min(costs):.2g} s every {calls} calls, more "
-        "than it could save at the best known speed"
-    )
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
@@ -232,20 +175,20 @@ def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
 def known_codes(setting: Setting, worked: Iterable[Record]) -> dict[str, int]:
     """Compiled code (its hash) to trial number, of those that worked with the same inputs."""
     return {
-        str(r.detail["code"]): r.number
+        r.code: r.number
         for r in worked
-        if r.duplicate_of is None
-        and r.config.environment == setting.config.environment
-        and r.detail.get("code")
+        if r.code and r.duplicate_of is None and r.config.environment == setting.config.environment
     }
 
 
-def of_twin(record: Record, twin: int | None, known: Known) -> Record:
+def of_twin(record: Record, known: Known) -> Record:
     """The result of a trial that ended in the code of another one, which was measured."""
+    twin = record.duplicate_of
     source = next((r for r in known.values() if r.number == twin and r.ok), None)
     if source is None:
         what = "it has no measurement, and names no trial that has one"
-        return dataclasses.replace(record, outcome=Outcome.INFRASTRUCTURE, message=what)
+        record.outcome, record.message, record.duplicate_of = Outcome.INFRASTRUCTURE, what, None
+        return record
     return dataclasses.replace(
         source,
         number=record.number,
@@ -255,5 +198,5 @@ def of_twin(record: Record, twin: int | None, known: Known) -> Record:
         step_s=record.step_s,
         spans=record.spans,
         compile_s=record.compile_s,
-        notes=(*source.notes, f"Inductor wrote the same code as for trial {source.number}"),
+        notes=[*source.notes, f"Inductor wrote the same code as for trial {source.number}"],
     )

@@ -17,7 +17,6 @@ from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TrialRequest
-from autocompile.protocol.results import TrialResult
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
@@ -141,8 +140,7 @@ class Study:
             return
         while jobs.has_room and (setting := self._next()):
             number = self.job_factory.next_number()
-            calls = self.calls_per_update(*setting.cell)
-            if (record := answer(number, setting, self._known, calls)) is not None:
+            if (record := answer(number, setting, self._known)) is not None:
                 self._keep(record)
                 continue
             self._processes += 1
@@ -173,7 +171,7 @@ class Study:
     @property
     def _fitting(self) -> int:
         """How many trials the accelerator's memory holds side by side, by the largest so far."""
-        told = [r.detail.get("held_bytes") for r in self._worked()]
+        told = [r.held_bytes for r in self._worked()]
         held = max((each for each in told if isinstance(each, int)), default=0)
         return max(1, int(self.memory_bytes / held)) if self.memory_bytes and held else _MANY
 
@@ -221,11 +219,9 @@ class Study:
         record = to_record(number, setting, ending)
         if (cut_off := self._cut_off.pop(setting, None)) is not None:
             note = f"its compile went on from the cache of trial {cut_off}, which was cut off"
-            notes = (*record.notes, f"{note}: from nothing it takes longer")
-            record = dataclasses.replace(record, notes=notes)
+            record.notes.append(f"{note}: from nothing it takes longer")
         if record.outcome is Outcome.OK and record.measurement is None:
-            twin = TrialResult.read(ending.payload).same_code_as
-            record = of_twin(record, twin, self._known)
+            record = of_twin(record, self._known)
         return record
 
     def _not_retried(self, number: int, interrupted: bool) -> Record:
@@ -238,7 +234,8 @@ class Study:
             return self._concluded(number, stopped)
         record = self._concluded(number, first)
         note = "not tried again, alone and in a fresh interpreter: the budget was spent"
-        return dataclasses.replace(record, notes=(*record.notes, note))
+        record.notes.append(note)
+        return record
 
     # What is kept ---------------------------------------------------------------------------------
 

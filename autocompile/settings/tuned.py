@@ -129,7 +129,7 @@ class Tuned:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], where: str) -> Tuned:
+    def from_dict(cls, data: Mapping[str, Any], where: str = "the request") -> Tuned:
         """Read what :meth:`to_dict` gave; ``where`` names it in errors."""
         schema = data.get("autocompile_settings")
         if schema is None:

@@ -51,7 +51,7 @@ class TunedSet:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], where: str) -> TunedSet:
+    def from_dict(cls, data: Mapping[str, Any], where: str = "the request") -> TunedSet:
         """Read what :meth:`to_dict` gave; ``where`` names it in errors."""
         if "machines" not in data or data.get("autocompile_settings") != SCHEMA:
             return cls((Tuned.from_dict(data, where),))

@@ -1,8 +1,4 @@
-"""Writes files and folders of a run: atomically, and writable only by their owner.
-
-Folders that processes share in a place where others may write: whose they are, and whether they are
-in use.
-"""
+"""Writes files and folders of a run: atomically, and writable only by their owner."""
 
 from __future__ import annotations
 
@@ -31,9 +27,7 @@ _YOUNG_S = 60.0  # a folder is held only a moment after it is made
 
 
 def not_for_all(path: str, flags: int) -> int:
-    """An ``opener`` for ``open``: only the owner may write, regardless of the umask, and a link at
-    the end of the path is not followed: another user may have put it there.
-    """
+    """An ``opener`` for ``open``: only the owner may write, and no link of another is followed."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
@@ -67,9 +61,8 @@ def is_ours(folder: Path) -> bool:
 
 
 def hold(folder: Path) -> int:
-    """Keep a folder from being taken for forgotten while this descriptor is open, or its process
-    lives: in another container pids are others.
-    """
+    """Keep a folder from being taken for forgotten while this descriptor is open."""
+    # By a lock: in another container pids are others.
     descriptor = os.open(folder, os.O_RDONLY)
     with contextlib.suppress(OSError):  # a disk without locks
         fcntl.flock(descriptor, fcntl.LOCK_SH)

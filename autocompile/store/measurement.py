@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from autocompile.estimate.intervals import Interval, median, speedup
+from autocompile.store.reading import known, of_fields
 
-__all__ = ["KNOWN_KEYS", "Measurement", "measurement_of"]
+__all__ = ["Measurement"]
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,13 @@ class Measurement:
         """Median seconds of one compiled call."""
         return median(self.compiled_s)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """Read a measurement, passing over the keys of other versions.
 
-_OWN_KEYS = {f.name for f in fields(Measurement)}
-KNOWN_KEYS = _OWN_KEYS | {"disturbed", "shortened"}
-"""Of a measurement on disk; older versions marked disturbed rounds."""
-
-
-def measurement_of(raw: Mapping[str, Any]) -> Measurement:
-    """Read a measurement, ignoring an older version's keys.
-
-    Raises:
-        TypeError, ValueError: not a measurement.
-    """
-    found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in _OWN_KEYS})
-    _ = found.speedup  # raises if the times are invalid
-    return found
+        Raises:
+            TypeError, ValueError: not a measurement.
+        """
+        found: Measurement = of_fields(cls, known(cls, data))
+        _ = found.speedup  # raises if the times are invalid
+        return found

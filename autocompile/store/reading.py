@@ -1,28 +1,77 @@
-"""Reads results from disk, also those of older and newer versions.
-
-Unknown keys are ignored, and trials with an unknown setting or outcome are left out. A notice
-reports both.
-"""
+"""Objects from JSON and back by the types of their fields, and files of other versions."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+import functools
+import reprlib
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from autocompile import __version__
-from autocompile.errors import AutocompileError, RunError
-from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.store.measurement import KNOWN_KEYS
+from autocompile.errors import RunError
 
-__all__ = ["demand_schema", "notice", "read"]
+__all__ = ["demand_schema", "known", "made", "notice", "of_fields", "plain"]
 
-T = TypeVar("T")
+_hints = functools.cache(get_type_hints)
 
-_MOST_NAMED = 8  # trial numbers in a notice
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
+
+def made(kind: Any, value: Any, name: str = "it") -> Any:
+    """An object of a type from the JSON of it; ``name`` is what errors call it.
+
+    Raises:
+        TypeError, ValueError: the JSON is of another kind.
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):  # of a type and None
+        return None if value is None else made(args[0], value, name)
+    if origin is list and isinstance(value, (list, tuple)):
+        return [made(args[0], each, name) for each in value]
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return tuple(made(*each, name) for each in zip(kinds, value, strict=True))
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {made(args[0], k, name): made(args[1], v, name) for k, v in value.items()}
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float and is_number and abs(value) <= sys.float_info.max:  # no nan, no infinity
+        return float(value)
+    is_one = kind is Any or (isinstance(kind, type) and isinstance(value, kind))
+    if is_one and kind is not float and (kind is not int or is_number):
+        return value
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if isinstance(value, Mapping) and hasattr(kind, "from_dict"):
+        return kind.from_dict(value)
+    if isinstance(value, Mapping) and is_dataclass(kind):
+        return of_fields(kind, value)
+    raise ValueError(f"{name} is {reprlib.repr(value)}")
+
+
+def of_fields(kind: Any, data: Mapping[str, Any]) -> Any:
+    """An object of a dataclass from its fields; a key that is not known is a TypeError."""
+    hints = _hints(kind)
+    return kind(**{n: made(hints[n], v, n) if n in hints else v for n, v in data.items()})
+
+
+def known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass, without the keys of other versions."""
+    return {f.name: data[f.name] for f in fields(kind) if f.name in data}
+
+
+def plain(value: Any) -> Any:
+    """The JSON of an object: what its ``to_dict`` gives, or its fields."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 def demand_schema(what: object, data: Any, newest: int) -> None:
@@ -41,92 +90,11 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
         )
 
 
-def read(
-    paths: Mapping[int, Path], parse: Callable[[Mapping[str, Any]], T], known: Collection[str]
-) -> tuple[list[T], list[str]]:
-    """Records of finished trials, and sentences about what is ignored or left out.
-
-    Args:
-        paths: trial number to ``result.json``, which may not exist yet.
-        parse: makes a record from a result without unknown keys.
-        known: known keys of a result.
-    """
-    results = _load(paths)
-    usual = _usual(results)
-    records: list[T] = []
-    ignored: dict[str, None] = {}
-    left_out: dict[str, list[int]] = {}
-    for number, result in results.items():
-        unknown: list[str] = []
-        try:
-            mine = _only(known, result, unknown)
-            if type(mine.get("schema")) is not int:
-                raise ValueError(f"the schema is {mine.get('schema')!r}")
-            if raw := mine.get("measurement"):
-                mine["measurement"] = _only(KNOWN_KEYS, raw, unknown, "measurement.")
-            config = mine["config"]
-            needed = [key for key in config if key not in usual or config[key] != usual[key]]
-            mine["config"] = _only(needed, config, unknown, "config.")
-            records.append(parse(mine))
-        except RunError:
-            raise
-        except AutocompileError as error:
-            left_out.setdefault(error.what, []).append(number)
-        except _DAMAGE as error:
-            what = "its result.json is damaged" if result is None else f"in its result.json {error}"
-            left_out.setdefault(what, []).append(number)
-        else:
-            ignored |= dict.fromkeys(unknown)
-    facts = [f"{_trials(numbers)} left out: {why}" for why, numbers in left_out.items()]
-    if ignored:
-        facts.append(f"ignored, since this version does not know it: {', '.join(ignored)}")
-    return records, facts
-
-
 def notice(facts: list[str], environment: Mapping[str, Any]) -> str:
-    """A paragraph of the facts of :func:`read` about a run that was made in ``environment``."""
+    """A paragraph of facts about a run that was made in ``environment``."""
     if not facts:
         return ""
     version = environment.get("autocompile")
     other = version and version != __version__
-    made = f"this run was made with autocompile {version}, this is {__version__}; "
-    return f"{made if other else ''}{'; '.join(facts)}"
-
-
-def _load(paths: Mapping[int, Path]) -> dict[int, Any]:
-    """The files' contents by trial number; None for invalid JSON."""
-    results: dict[int, Any] = {}
-    for number, path in paths.items():
-        try:
-            results[number] = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError):
-            results[number] = None
-    return results
-
-
-def _only(
-    known: Collection[str], data: Mapping[str, Any], unknown: list[str], prefix: str = ""
-) -> dict[str, Any]:
-    unknown += [f"{prefix}{key}" for key in data if key not in known]
-    return {key: value for key, value in data.items() if key in known}
-
-
-def _usual(results: Mapping[int, Any]) -> dict[str, Any]:
-    """Unknown keys of settings with their default values, from the first plain eager trial."""
-    names = CompileConfig.__dataclass_fields__
-    for _, result in sorted(results.items()):
-        with contextlib.suppress(AutocompileError, *_DAMAGE):
-            config = result["config"]
-            if CompileConfig(**{k: v for k, v in config.items() if k in names}) == EAGER:
-                return {k: v for k, v in config.items() if k not in names}
-    return {}
-
-
-def _trials(numbers: list[int]) -> str:
-    """``trial 3 is`` or ``trials 3, 4 and 7 more are``."""
-    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
-    if more := len(numbers[_MOST_NAMED:]):
-        named += f" and {more} more"
-    return f"trial {named} is" if len(numbers) == 1 else f"trials {named} are"
+    made_with = f"this run was made with autocompile {version}, this is {__version__}; "
+    return f"{made_with if other else ''}{'; '.join(facts)}"

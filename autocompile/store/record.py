@@ -9,18 +9,19 @@ import contextlib
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError
+from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_json
-from autocompile.store.measurement import Measurement, measurement_of
-from autocompile.store.reading import demand_schema, read
+from autocompile.store.measurement import Measurement
+from autocompile.store.reading import demand_schema, known, of_fields, plain
 
 __all__ = [
     "AT_WORK",
@@ -39,6 +40,7 @@ EXPORTED = "exported"
 """Role of records of exported code, which do not count as measurements of the setting."""
 
 _OF_A_RUN = ("plan", "environment", "target", "phases")
+_MOST_NAMED = 8  # trial numbers in a sentence
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
 
@@ -74,55 +76,47 @@ class Step(str, Enum):
     EXIT = "exit"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
-    """All data of one trial.
+    """All data of one trial, or of one setting of a race.
 
-    Attributes:
-        number: counts the trials of a run, all phases together.
-        role: ``search``, ``confirm`` for one side of a race, or ``exported`` for exported code in a
-            fresh interpreter.
-        repeats: the number of the trial that is measured again; None for ``search``.
-        race: for ``confirm``, the number of its set, counted by phase and batch size.
-        duplicate_of: the trial whose result was reused.
-        compile_s: extra seconds of the first three calls, with an empty cache (``confirm``: a warm
-            cache).
-        refresh_s: extra seconds of the first call after new weights; None if weights are not
-            constants of the compiled code.
-        calls_per_update: calls between two changes of the weights; None if unknown.
-        peak_memory_bytes: of the compiled side.
-        wall_s: seconds of its process without pauses; an equal part of a process that is shared.
-        step_s: seconds in each step of the whole process.
-        spans: step, begin and end of each stretch of its process's work, in Unix time; empty if it
-            had no process, and in older runs.
-        notes: sentences for the user.
+    The trial's process fills in what it finds and sends it as one line; the parent adds what it
+    has seen of that process, and keeps the whole in ``result.json``.
     """
 
-    number: int
+    number: int  # counts the trials of a run, all phases together
     phase: str
     config: CompileConfig
     batch_size: int | None
-    outcome: Outcome
-    step: Step
+    outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
+    step: Step = Step.IMPORT  # the last that was reached
     message: str = ""
-    role: str = "search"
-    repeats: int | None = None
-    race: int | None = None
-    duplicate_of: int | None = None
+    role: str = "search"  # "confirm" for one side of a race, "exported" for exported code
+    repeats: int | None = None  # the trial that is measured again; None for "search"
+    race: int | None = None  # of "confirm" its set, counted by phase and batch size
+    duplicate_of: int | None = None  # the trial whose result was reused
     measurement: Measurement | None = None
-    compile_s: float | None = None
-    refresh_s: float | None = None
-    calls_per_update: int | None = None
-    peak_memory_bytes: int | None = None
+    compile_s: float | None = None  # extra seconds of the first three calls; in races: warm cache
+    compile_window: tuple[float, float] | None = None  # of these by time.monotonic; not kept
+    refresh_s: float | None = None  # extra seconds of a call after new weights, if constants
+    calls_per_update: int | None = None  # calls between two changes of the weights, if known
+    peak_memory_bytes: int | None = None  # of the compiled side
     eager_peak_memory_bytes: int | None = None
+    held_bytes: int | None = None  # of an accelerator's memory, by the whole process
     graphs: int | None = None
     graph_breaks: int | None = None
     recompiles: int | None = None
-    wall_s: float = 0.0
-    step_s: Mapping[str, float] = field(default_factory=dict)
-    spans: tuple[tuple[str, float, float], ...] = ()
-    notes: tuple[str, ...] = ()
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    weights_live: bool | None = None  # whether new weights change what the compiled side computes
+    reference_s: float | None = None  # of the reference workload
+    page_faults: list[int | None] | None = None  # of one call, in eager mode and compiled
+    code: str | None = None  # key of the code that the compile ended in
+    wall_s: float = 0.0  # of its process without pauses; an equal part of one that is shared
+    step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
+    spans: tuple[tuple[str, float, float], ...] = ()  # step, begin and end of its work, Unix time
+    notes: list[str] = field(default_factory=list)  # sentences for the user
+    where: str | None = None  # the last line of the user's own code that an exception passed
+    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
+    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
 
     @property
     def ok(self) -> bool:
@@ -144,31 +138,24 @@ class Record:
         return not (self.refresh_s and changes and not self.calls_per_update)
 
     def to_dict(self) -> dict[str, Any]:
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data |= {"schema": SCHEMA, "config": self.config.to_dict(), "notes": list(self.notes)}
-        data |= {"outcome": self.outcome.value, "step": self.step.value}
-        data |= {"step_s": dict(self.step_s), "detail": dict(self.detail)}
-        if m := self.measurement:
-            data["measurement"] = {f.name: list(getattr(m, f.name)) for f in fields(m)}
-        return data
+        return {**{f.name: plain(getattr(self, f.name)) for f in fields(self)}, "schema": SCHEMA}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """Read what :meth:`to_dict` wrote.
+        """Read what :meth:`to_dict` wrote, and pass over the keys of other versions.
 
         Raises:
-            RunError: a newer schema.
             UsageError: an unknown setting.
-            KeyError, TypeError, ValueError: not a record.
+            KeyError, TypeError, ValueError, AttributeError: not a record.
         """
-        demand_schema("a trial's result.json", data, SCHEMA)
-        kept: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        kept["config"] = CompileConfig.from_dict(data["config"], data["phase"])
-        kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
-        kept["notes"] = tuple(data.get("notes", ()))
-        kept["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data.get("spans", ()))
-        raw = data.get("measurement")
-        return cls(**{**kept, "measurement": measurement_of(raw) if raw else None})
+        found = known(cls, data)
+        if not isinstance(config := data["config"], CompileConfig):
+            found["config"] = CompileConfig.from_dict(config, data["phase"])
+        detail = dict(data.get("detail", {}))
+        # Older versions kept some fields there.
+        moved = {f.name: detail.pop(f.name) for f in fields(cls) if f.name in detail}
+        record: Record = of_fields(cls, {**moved, **found, "detail": detail})
+        return record
 
 
 class RunFolder:
@@ -183,19 +170,15 @@ class RunFolder:
         self.in_algorithm = self.path / "in_algorithm.json"
         self._made: list[Path] = []
 
-    def create(self) -> None:
-        """Create the folder, writable only by its owner."""
-        self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
-        make_folder(self.trials)
+    def create(self, is_new: bool = False) -> None:
+        """Create the folder, writable only by its owner.
 
-    def reserve(self) -> bool:
-        """Create the folder; False if it is there already, as another command's."""
-        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        try:
-            make_folder(self.path, is_new=True)
-        except FileExistsError:
-            return False
-        return True
+        Raises:
+            FileExistsError: it must be new and is there already, as another command's.
+        """
+        self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
+        make_folder(self.path, is_new)
+        make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
         """Whether the folder has files that an aborted start of a run does not explain.
@@ -230,15 +213,30 @@ class RunFolder:
 
     def numbers(self) -> list[int]:
         """Of all started trials, in order."""
-        if not self.trials.is_dir():
-            return []
-        return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
+        return sorted(int(p.name) for p in self.trials.glob("*") if p.name.isdigit())
 
     def read(self) -> tuple[list[Record], list[str]]:
-        """Finished trials by their numbers, and sentences about what is ignored or left out."""
-        paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
-        names = {f.name for f in fields(Record)} | {"schema"}
-        return read(paths, Record.from_dict, names)
+        """Finished trials by their numbers, and sentences about those that are left out."""
+        records: list[Record] = []
+        left_out = defaultdict[str, list[int]](list)
+        for number in self.numbers():
+            try:
+                data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
+                if type(data.get("schema")) is not int:
+                    raise TypeError(f"the schema is {data.get('schema')!r}")
+                demand_schema("a trial's result.json", data, SCHEMA)
+                records.append(Record.from_dict(data))
+            except FileNotFoundError:
+                continue
+            except RunError:
+                raise
+            except AutocompileError as error:
+                left_out[error.what].append(number)
+            except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+                left_out["its result.json is damaged"].append(number)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                left_out[f"in its result.json {error}"].append(number)
+        return records, [f"{_trials(numbers)} left out: {why}" for why, numbers in left_out.items()]
 
     def read_run(self) -> dict[str, Any]:
         """The content of ``run.json``."""
@@ -255,3 +253,11 @@ class RunFolder:
         if lost := [name for name in _OF_A_RUN if not data.get(name)]:
             raise RunError(f"{self.run_json} was edited: it has no {lost[0]}")
         return data
+
+
+def _trials(numbers: list[int]) -> str:
+    """``trial 3 is`` or ``trials 3, 4 and 7 more are``."""
+    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    if more := len(numbers[_MOST_NAMED:]):
+        named += f" and {more} more"
+    return f"trial {named} is" if len(numbers) == 1 else f"trials {named} are"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,11 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 def every(folder: Path = under) -> list[Path]:
     """Folders of runs, with those that a cluster's folder holds, the most recently changed last."""
-    return _by_time([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")])
+    return _runs("*/run.json", "*/*/run.json", folder=folder)
 
 
-def _by_time(found: Iterable[Path]) -> list[Path]:
+def _runs(*patterns: str, folder: Path | None = None) -> list[Path]:
+    found = [p for pattern in patterns for p in (folder or under).glob(pattern)]
     return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]
 
 
@@ -74,28 +76,22 @@ def new_folder(spec: str) -> RunFolder:
     ]
     for number in itertools.count(max(numbers, default=0) + 1):
         folder = RunFolder(under / f"{name}-{number:04d}")
-        if folder.reserve():
+        with contextlib.suppress(FileExistsError):
+            folder.create(is_new=True)
             return folder
     raise AssertionError
 
 
 def latest_of(spec: str) -> RunFolder:
-    """The last run of a target, whatever its folder's name."""
-    similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
-    for path in reversed(_by_time(under.glob("*/run.json"))):  # others go on with --ray
-        target = _target_of(path)
-        if target is not None and is_same_target(target, spec):
-            return RunFolder(path)
-        if re.fullmatch(name, path.name):
-            similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
+    """The last run of a target on this machine, whatever its folder's name."""
+    if (path := _of_target(spec, "*/run.json")) is not None:
+        return RunFolder(path)
+    name = rf"{re.escape(short_name(spec))}-\d+"
+    similar = [p for p in reversed(_runs("*/run.json")) if re.fullmatch(name, p.name)][:3]
+    told = [f"{p} is a run of {_target_of(p) or 'a target that cannot be read'}" for p in similar]
     elsewhere = _of_target(spec, "*/*/run.json")
-    raise RunError(
-        f"there is no run of {spec} on this machine under ./{under} to resume",
-        *similar[:3],
-        hint=f"the same command with --ray: {elsewhere} is a run on a cluster"
-        if elsewhere
-        else "the same command without --resume",
-    )
+    hint = f"the same command with --ray: {elsewhere} is a run on a cluster"
+    raise _nothing_to_resume(f"{spec} on this machine", hint if elsewhere else "", *told)
 
 
 def latest_on_cluster(spec: str) -> Path:
@@ -103,29 +99,26 @@ def latest_on_cluster(spec: str) -> Path:
     if (path := _of_target(spec, "*/*/run.json")) is not None:
         return path.parent
     elsewhere = _of_target(spec, "*/run.json")
-    raise RunError(
-        f"there is no run of {spec} on a cluster under ./{under} to resume",
-        hint=f"the same command without --ray: {elsewhere} is a run on this machine"
-        if elsewhere
-        else "the same command without --resume",
-    )
+    hint = f"the same command without --ray: {elsewhere} is a run on this machine"
+    raise _nothing_to_resume(f"{spec} on a cluster", hint if elsewhere else "")
+
+
+def _nothing_to_resume(what: str, hint: str, *details: str) -> RunError:
+    words = f"there is no run of {what} under ./{under} to resume"
+    return RunError(words, *details, hint=hint or "the same command without --resume")
 
 
 def _of_target(spec: str, where: str) -> Path | None:
     """The last run of a target, of those whose ``run.json`` is there."""
-    for path in reversed(_by_time(under.glob(where))):
-        target = _target_of(path)
-        if target is not None and is_same_target(target, spec):
-            return path
-    return None
+    targets = ((path, _target_of(path)) for path in reversed(_runs(where)))
+    return next((p for p, target in targets if target and is_same_target(target, spec)), None)
 
 
 def _target_of(path: Path) -> str | None:
     """The target of a run; None if its ``run.json`` cannot be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((path / "run.json").read_text("utf-8"))["plan"]["target"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return None
 
 
 def name_of(path: str | Path, folder: Path = under) -> str:
@@ -135,13 +128,7 @@ def name_of(path: str | Path, folder: Path = under) -> str:
 
 
 def tuning(target: str, options: Mapping[str, Any], *more: str) -> str:
-    """The command that tunes a target.
-
-    Args:
-        options: by parameter of :func:`autocompile.tune`, as ``run.json`` keeps them; what the
-            command does by itself is left out.
-        more: words that go before them.
-    """
+    """The command that tunes a target, with options by parameter of :func:`autocompile.tune`."""
     words = ["autocompile", "tune", target, *more]
     for name, (flag, usual) in _FLAGS.items():
         value = options.get(name)

@@ -15,19 +15,12 @@ __all__ = ["Sources", "sources_of"]
 
 @dataclass(frozen=True)
 class Sources:
-    """What a target's files hold.
+    """What a target's files hold."""
 
-    Attributes:
-        place: the folder that they are in, the current one or the target's.
-        files: contents by path under ``place``, in order.
-        file: the target's own.
-        name: of the target in it, after a colon; may be empty.
-    """
-
-    place: Path
-    files: dict[str, bytes]
-    file: Path
-    name: str
+    place: Path  # the folder that they are in, the current one or the target's
+    files: dict[str, bytes]  # contents by path under it, in order
+    file: Path  # the target's own
+    name: str  # of the target in it, after a colon; may be empty
 
 
 def sources_of(spec: str) -> Sources | None:

@@ -64,7 +64,8 @@ def records(run: dict[str, Any], model: str, named: dict[str, CompileConfig]) ->
                 role="confirm",
                 repeats=numbers[name],
                 race=one["set"],
-                detail={"reference_s": one["reference_us"] / 1e6, "raced_in": process},
+                reference_s=one["reference_us"] / 1e6,
+                detail={"raced_in": process},
             )
 
 

@@ -382,9 +382,7 @@ def check() -> None:
         assert math.isclose(ours.high, theirs.high)
         yards = {number: draw.choice((60.0, 62.0, 80.0)) for number in range(count)}
         stubs = [
-            dataclasses.replace(
-                trial(n, CompileConfig()), race=n, detail={"reference_s": us}, repeats=1
-            )
+            dataclasses.replace(trial(n, CompileConfig()), race=n, reference_s=us, repeats=1)
             for n, us in yards.items()
         ]
         assert plain.left_out(yards) == candidates_.left_out(stubs)

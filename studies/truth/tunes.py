@@ -151,7 +151,7 @@ def microseconds(seconds: Iterable[float]) -> list[float]:
 
 def reference_us(record: Record) -> float:
     """What the product's own reference work took beside it."""
-    return round(1e6 * record.detail.get("reference_s", 0.0), 1)
+    return round(1e6 * (record.reference_s or 0.0), 1)
 
 
 def searched(record: Record) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def searched(record: Record) -> dict[str, Any]:
         "calls": list(measurement.calls),
         "leads": list(measurement.leads),
         "flags": list(measurement.flags),
-        "page_faults": record.detail.get("page_faults"),
+        "page_faults": record.page_faults,
         "wall_s": round(record.wall_s, 1),
         "step_s": {step: round(seconds, 2) for step, seconds in record.step_s.items()},
     }

@@ -40,7 +40,7 @@ from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
-from autocompile.store.measurement import Measurement, measurement_of
+from autocompile.store.measurement import Measurement
 from autocompile.store.record import Record
 
 ARMS = ("naive", "tune", "search")
@@ -186,7 +186,7 @@ def by_autocompile(
             "step_s": dict(r.step_s),
             "compile_s": r.compile_s,
             **numbers(r.measurement),
-            "reference_us": round(1e6 * r.detail.get("reference_s", 0.0), 1),
+            "reference_us": round(1e6 * (r.reference_s or 0.0), 1),
             "flags": list(r.measurement.flags) if r.measurement else [],
             "notes": list(r.notes),
             "choices": choices(folder / "trials" / f"{r.number:04d}" / "log.txt"),
@@ -252,7 +252,7 @@ def by_loop(work: Workload, device: str, folder: Path) -> dict[str, Any]:
                 "message": last.get("message", ""),
                 "wall_s": wall_s,
                 "compile_s": last.get("compile_s"),
-                **numbers(raw and measurement_of(raw)),
+                **numbers(raw and Measurement.from_dict(raw)),
                 "choices": choices(trial / "log.txt"),
             }
         )

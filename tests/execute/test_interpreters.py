@@ -185,7 +185,7 @@ def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
         ({"scope": "regional"}, False),
     ):
         other = Setting(CompileConfig(mode="max-autotune", fullgraph=True, **more), 4)
-        assert (answer(1, other, known, None) is not None) is answered
+        assert (answer(1, other, known) is not None) is answered
 
 
 @pytest.mark.slow

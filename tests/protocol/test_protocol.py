@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,16 @@ from autocompile.protocol.results import (
     ProbeResult,
     RaceResult,
     SaveResult,
-    SideResult,
     TaskResult,
-    TrialResult,
 )
-from autocompile.search.records import to_record
+from autocompile.search.records import side_records, to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
-from autocompile.store.record import Outcome, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.reading import plain
+from autocompile.store.record import Outcome, Record, Step
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -187,27 +188,76 @@ def test_what_is_no_event_is_refused(line: bytes, said: str) -> None:
 
 # --- results -------------------------------------------------------------------------------------
 
-MEASURED = {"eager_s": [1.0, 1.0], "compiled_s": [0.5, 0.5], "calls": [1, 1]}
+RECORD = Record(
+    3,
+    "forward",
+    CONFIG,
+    4,
+    Outcome.OK,
+    Step.EXIT,
+    notes=["a note"],
+    measurement=Measurement((1.0, 1.0), (0.5, 0.5)),
+    code="abc",
+    page_faults=[3, None],
+    compile_window=(1.0, 2.5),
+    detail={"breaks": []},
+)
 RESULTS = [
-    TrialResult("ok", notes=["a note"], measurement=MEASURED, code="abc", detail={"breaks": []}),
-    RaceResult("ok", sides=[SideResult("ok", number=3, step="exit", measurement=MEASURED)]),
-    ProbeResult("runtime_error", "it raised", where="net.py:3   f()", during="get_inputs(4)"),
-    SaveResult("ok", left_out=["why"], saved={"graphs": 1, "libraries": 2}),
-    AlgorithmResult("ok", rounds=[{"tuned": {"train_s": 1.0}}], runners=2),
+    RaceResult(outcome=Outcome.OK, sides=[RECORD]),
+    ProbeResult(message="it raised", where="net.py:3   f()", during="get_inputs(4)"),
+    SaveResult(outcome=Outcome.OK, left_out=["why"], saved={"graphs": 1, "libraries": 2}),
+    AlgorithmResult(outcome=Outcome.OK, rounds=[{"tuned": {"train_s": 1.0}}], runners=2),
 ]
+
+
+def sent(result: TaskResult | Record) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(plain(result)))
+    return {**data, "joules": 3}  # of another version
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: type(result).__name__)
 def test_a_result_that_was_sent_is_read_as_it_was(result: TaskResult) -> None:
-    sent = json.loads(json.dumps(result.to_dict()))
-    assert type(result).read(sent) == result
-    assert type(result).read({**sent, "joules": 3}) == result, "of another version"
+    assert type(result).read(sent(result)) == result
+
+
+def test_a_record_that_was_sent_is_read_as_it_was() -> None:
+    assert Record.from_dict(sent(RECORD)) == RECORD
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": 3},
+        {"backends": {"inductor": 1}},
+        {"all_backends": "inductor"},
+        {"toolchain_s": True},
+        {"toolchain_s": float("nan")},
+        {"outcome": "melted"},
+    ],
+)
+def test_a_result_of_other_types_is_one_paragraph(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="the result of a process makes no sense: "):
+        ProbeResult.read(wrong)
 
 
 def test_what_is_no_side_of_a_race_is_passed_over() -> None:
-    side = SideResult("ok", number=3)
-    assert RaceResult.read({"sides": [3, side.to_dict(), None]}).sides == [side]
-    assert RaceResult.read({"sides": "all"}).sides == []
+    side, unknown = sent(RECORD), sent(RECORD) | {"number": 8}
+    sides = [3, None, unknown, {**side, "outcome": "fine"}, side, {**side, "number": [3]}]
+    ended = Ending(Outcome.OK, Step.EXIT, payload={"sides": sides}, wall_s=2.0)
+    (found,) = side_records([RECORD], ended, -1)
+    assert (found.repeats, found.role, found.wall_s) == (3, "confirm", 2.0)
+    assert found.measurement == RECORD.measurement
+    assert side_records([RECORD], dataclasses.replace(ended, payload={"sides": "all"}), -1) == []
+
+
+def test_what_a_child_says_of_its_place_in_a_run_is_the_parents_business() -> None:
+    forged = sent(RECORD) | {"phase": "train_step", "role": "confirm", "race": 1, "wall_s": 0.0}
+    forged |= {"duplicate_of": 1, "config": {"backend": "eager"}, "number": 5, "repeats": 2}
+    ended = Ending(Outcome.OK, Step.EXIT, payload=forged, wall_s=2.0)
+    record = to_record(7, Setting(CONFIG, 4), ended)
+    assert (record.number, record.phase, record.config) == (7, "forward", CONFIG)
+    assert (record.role, record.race, record.repeats) == ("search", None, None)
+    assert (record.wall_s, record.duplicate_of) == (2.0, None)
 
 
 def test_an_error_that_was_explained_is_raised_as_it_was() -> None:
@@ -226,6 +276,10 @@ def test_an_error_that_was_explained_is_raised_as_it_was() -> None:
         {"measurement": {}, "notes": 3},
         {"detail": None},
         {"compile_s": "long"},
+        {"compile_s": float("inf")},
+        {"detail": {"share": float("nan")}},
+        {"graphs": True},
+        {"compile_window": [1.0]},
     ],
 )
 def test_a_result_that_makes_no_sense_is_recorded_as_infrastructure(payload: Any) -> None:

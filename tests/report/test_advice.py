@@ -19,7 +19,7 @@ def trial(faults: Any, **more: Any) -> Record:
     timed = Measurement((8e-3,) * 8, (7e-3,) * 8)
     return Record(
         0, "forward", DEFAULT_INDUCTOR, 4, Outcome.OK, Step.EXIT,
-        measurement=timed, detail={"page_faults": faults}, **more,
+        measurement=timed, page_faults=faults, **more,
     )  # fmt: skip
 
 

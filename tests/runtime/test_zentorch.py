@@ -38,4 +38,4 @@ def test_every_setting_is_right_and_follows_the_weights(tmp_path: Path) -> None:
         ("forward", False), ("forward", True), ("train_step", False),
     }  # fmt: skip
     assert [(r.outcome.value, r.message) for r in tried if not r.ok] == []
-    assert all(r.detail["weights_live"] for r in tried if r.phase == "forward")
+    assert all(r.weights_live for r in tried if r.phase == "forward")

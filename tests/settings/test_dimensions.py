@@ -63,7 +63,7 @@ def test_channels_last_and_threads_take_effect_and_weights_stay_live(
         result = try_it(MODELS, **setting(backend, memory_format="channels_last", threads=1))
     assert seen == ({(1, True), (3, False)} if backend == "eager" else {(1, True)})
     assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
-    assert ("compile_s" in result) == (backend != "eager")
+    assert (result["compile_s"] is not None) == (backend != "eager")
 
 
 def test_frozen_weights_are_folded_and_frozen_anew_when_they_change(try_it: Try) -> None:
@@ -85,7 +85,7 @@ def test_onnx_runtime_follows_the_weights(try_it: Try, weights: str) -> None:
     options = {"weights": weights} if weights == "baked" else {}
     result = try_it(MODELS, **setting("onnxrt", options=options))
     assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
-    assert ("refresh_s" in result) == (weights == "baked")
+    assert (result["refresh_s"] is not None) == (weights == "baked")
 
 
 def test_one_graph_serves_all_regions(try_it: Try) -> None:
@@ -140,10 +140,10 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
     plain = Setting(ours, 4)
     record = to_record(0, plain, Ending(Outcome.OK, Step.EXIT, payload=result))
     full = Setting(dataclasses.replace(ours, fullgraph=True), 4)
-    assert answer(1, full, {plain: record}, None) is None
+    assert answer(1, full, {plain: record}) is None
     whole = try_it(MODELS, **setting("aot_eager"))
     record = to_record(0, plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
-    assert answer(1, full, {plain: record}, None) is not None
+    assert answer(1, full, {plain: record}) is not None
 
 
 ENTRY = """

@@ -25,8 +25,8 @@ from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
-from autocompile.protocol.results import TrialResult  # noqa: E402
 from autocompile.settings.config import CompileConfig  # noqa: E402
+from autocompile.store.record import Record  # noqa: E402
 from autocompile.trial.inspect import telemetry  # noqa: E402
 from autocompile.trial.measure.schedule import try_schedule  # noqa: E402
 from autocompile.trial.phases.phases import make_side, phases_of  # noqa: E402
@@ -217,7 +217,7 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     draws = drawn(target), drawn(target, draw=1)
     fused = CompileConfig("eager", optimizer="fused")
     verifier, side = verified(target, "learner_update", draws, fused)
-    result = TrialResult(compile_s=0.0)
+    result = Record(0, "learner_update", fused, 24, compile_s=0.0)
     try_schedule(verifier, side, result, 300.0)
     assert result.detail["lr_changes"] == 10
     assert result.detail["lr_recompiles"] == 0
@@ -247,7 +247,7 @@ def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
     assert found["outcome"] == "ok", found["message"]
     assert found["graphs"] >= 2 and found["recompiles"] == 0
     assert found["measurement"]["compiled_s"] and found["peak_memory_bytes"] > 0
-    assert "weights_live" not in found
+    assert found["weights_live"] is None
     probed = try_it(RL, kind="probe", **UPDATES)["target"]
     assert "fused" in probed["optimizers"]
     assert probed["own_batch_size"]["learner_update"] == 24

@@ -17,9 +17,8 @@ from test_verifier import a_target, batch, judged
 from test_worker import a_trial, in_this_process
 from torch import nn, optim
 
-from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.store.record import Outcome
+from autocompile.store.record import Outcome, Record
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure import schedule
 from autocompile.trial.measure.schedule import try_schedule
@@ -141,7 +140,7 @@ def scheduled(
     phase: str = "optimizer_step",
     lie: Callable[[Side], None] = lambda side: None,
     budget_s: float = 60.0,
-) -> TrialResult:
+) -> Record:
     """What a trial says of a schedule."""
     target = stepping(make)
     seed_everything(0)
@@ -151,7 +150,7 @@ def scheduled(
     compiled = make_side(target, phase, draws[0], CompileConfig("aot_eager"))
     verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     lie(compiled)
-    result = TrialResult(compile_s=0.1)
+    result = Record(0, phase, CompileConfig("aot_eager"), 4, compile_s=0.1)
     before = whole_state(verifier.eager)
     try_schedule(verifier, compiled, result, budget_s)
     for side in (verifier.eager, compiled):

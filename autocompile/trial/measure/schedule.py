@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from autocompile.protocol.results import TrialResult
-from autocompile.store.record import Outcome
+from autocompile.store.record import Outcome, Record
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.failures import Failed, first_words
@@ -24,7 +23,7 @@ _CHANGES = 10
 _DECAY = 0.7  # per change: a side that uses an older rate is off by 40 % or more
 
 
-def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget_s: float) -> None:
+def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: float) -> None:
     """Change the learning rate on both sides, step, and compare; then put everything back.
 
     Entries ``lr_changes``, ``lr_recompiles`` and ``lr_ends_eager`` join the detail, and a note with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import os
@@ -15,7 +16,8 @@ from typing import Any
 
 from autocompile.protocol.events import EventName, encode
 from autocompile.protocol.results import TaskResult
-from autocompile.store.record import Outcome, Step
+from autocompile.store.reading import plain
+from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["Channel", "make_autotuning_exclusive"]
 
@@ -67,15 +69,16 @@ class Channel:
         self.current = step
         self.send(EventName.STEP, step=step.value)
 
-    def result(self, result: TaskResult) -> None:
+    def result(self, result: TaskResult | Record) -> None:
         """Send the result; the first one counts."""
-        self.send(EventName.RESULT, step=self.current.value, **result.to_dict())
+        result.step = self.current
+        self.send(EventName.RESULT, **plain(result))
 
-    def measured(self, result: TaskResult) -> None:
+    def measured(self, record: Record) -> None:
         """Send what counts if this process ends, whatever ends it, before it sends its result."""
         if self._descriptor is not None:
-            known = {**result.to_dict(), "outcome": Outcome.OK.value}
-            self.send(EventName.MEASURED, step=Step.EXIT.value, **known)
+            known = dataclasses.replace(record, outcome=Outcome.OK, step=Step.EXIT)
+            self.send(EventName.MEASURED, **plain(known))
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

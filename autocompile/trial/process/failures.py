@@ -13,7 +13,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from autocompile.errors import AutocompileError, UsageError
 from autocompile.protocol.results import TaskResult
-from autocompile.store.record import Outcome, Step
+from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.inspect.telemetry import dynamo_facts, first_line
 
 __all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
@@ -79,12 +79,12 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     return Outcome.COMPILE_ERROR
 
 
-def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
+def note_failure(result: TaskResult | Record, error: BaseException, step: Step) -> None:
     """Put the outcome and the words of an exception at a step into a result."""
     if isinstance(error, Failed):
-        result.outcome, result.message = error.outcome.value, str(error)
+        result.outcome, result.message = error.outcome, str(error)
         return
-    result.outcome, result.message = outcome_of(error, step).value, first_words(error)
+    result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, FailOnRecompileLimitHit) for e in _causes(error)):
         reasons = dynamo_facts().recompile_reasons
         result.message = f"compiled anew at each of the first calls: {(*reasons, 'no reason')[0]}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import requests, results
-from autocompile.store.record import Outcome, Step
+from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.inspect import explain
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
@@ -24,12 +24,15 @@ from autocompile.trial.tasks.screening import screen_setting
 __all__ = ["run"]
 
 _Task = Callable[[Any, Channel, Any], None]
-_TASKS: dict[type[requests.Request], tuple[_Task, type[results.TaskResult]]] = {
-    requests.ProbeRequest: (probe, results.ProbeResult),
-    requests.TrialRequest: (screen_setting, results.TrialResult),
-    requests.RaceRequest: (race, results.RaceResult),
-    requests.SaveRequest: (save, results.SaveResult),
-    requests.AlgorithmRequest: (compare_target, results.AlgorithmResult),
+_TASKS: dict[type[requests.Request], tuple[_Task, Callable[[Any], results.TaskResult | Record]]] = {
+    requests.ProbeRequest: (probe, lambda _: results.ProbeResult()),
+    requests.TrialRequest: (
+        screen_setting,
+        lambda asked: Record(asked.number, asked.phase, asked.config, asked.batch_size),
+    ),
+    requests.RaceRequest: (race, lambda _: results.RaceResult()),
+    requests.SaveRequest: (save, lambda _: results.SaveResult()),
+    requests.AlgorithmRequest: (compare_target, lambda _: results.AlgorithmResult()),
 }
 
 
@@ -43,24 +46,24 @@ def run(
     """Do what ``folder/request.json`` asks and send how it ended; for the rest see Channel."""
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
-    result = results.TaskResult()
+    result: results.TaskResult | Record = results.TaskResult()
     request = None
     try:
         request = requests.read_request(place)
         home = home_of(request.header.target)
         task, made = _TASKS[type(request)]
-        result = made()
+        result = made(request)
         task(request, channel, result)
-        result.outcome = Outcome.OK.value
+        result.outcome = Outcome.OK
         channel.current = Step.EXIT
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
         failures.note_failure(result, error, channel.current)
         if request is None:
-            result.outcome = Outcome.INFRASTRUCTURE.value
+            result.outcome = Outcome.INFRASTRUCTURE
         elif not isinstance(error, failures.Failed):
             result.where = failures.where_in(error, home)
-            if result.outcome == Outcome.GRAPH_BREAK.value:
+            if result.outcome is Outcome.GRAPH_BREAK:
                 result.detail["breaks"] = explain.breaks_of(error, home)
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second

@@ -11,7 +11,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ import torch
 
 from autocompile.protocol import requests
 from autocompile.protocol.requests import ExportedCode, RaceRequest
-from autocompile.protocol.results import RaceResult, SideResult
+from autocompile.protocol.results import RaceResult
 from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import Measurement
-from autocompile.store.record import AT_WORK, Outcome, Step
+from autocompile.store.record import AT_WORK, Outcome, Record, Step
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
 from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
@@ -53,27 +53,28 @@ def train_step():
 
 def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
     """Compile every side, verify it, time them all in turns, verify again."""
-    result.sides = [SideResult() for _ in request.sides]
+    result.sides = [
+        Record(side.number, request.phase, side.config, request.batch_size)
+        for side in request.sides
+    ]
     run = _Race(request, channel)
     for asked, said in zip(request.sides, result.sides, strict=True):
-        said.number = asked.number
         channel.step(Step.COMPILE)
         with run.turn(said):
             run.racers.append(run.compiled(asked, said))
     compile_workers.end()
     with no_garbage_collection():
         found = run.timed()
-    result.reference_s = run.reference.median_s
     channel.step(Step.VERIFY)
     for racer, measurement in found:
         asked, said = racer.asked, racer.said
         with run.turn(said), run.exclusive_on_cpu():
             racer.verifier.last_call(racer.side)
-            said.measurement = asdict(measurement)
+            said.measurement, said.reference_s = measurement, run.reference.median_s
             if asked.is_warm and not asked.config.is_eager:
                 said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
                 said.compile_window = racer.clock.window  # others of the host may have held us
-            said.outcome, said.step = Outcome.OK.value, Step.EXIT.value
+            said.outcome, said.step = Outcome.OK, Step.EXIT
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,14 @@ class _Racer:
     """A side that has compiled and was right at its first calls; ``said`` is its result."""
 
     asked: requests.Side
-    said: SideResult
+    said: Record
     side: Side
     verifier: Verifier
     clock: FirstCalls
+
+    @property
+    def has_ended(self) -> bool:
+        return self.said.outcome is not Outcome.INTERRUPTED
 
 
 class _Dropped(Exception):
@@ -104,19 +109,19 @@ class _Race(Comparison):
         torch._dynamo.config.recompile_limit = _ENTRIES
 
     @contextlib.contextmanager
-    def turn(self, said: SideResult) -> Iterator[None]:
+    def turn(self, said: Record) -> Iterator[None]:
         """Context in which a crash or exception is this side's."""
-        os.pwrite(self._at_work, b"%8d" % (said.number or 0), 0)
+        os.pwrite(self._at_work, b"%8d" % said.number, 0)
         try:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            said.step = self.channel.current.value
+            said.step = self.channel.current
             note_failure(said, error, self.channel.current)
         finally:
             os.pwrite(self._at_work, b"%8d" % -1, 0)
 
-    def compiled(self, asked: requests.Side, said: SideResult) -> _Racer:
+    def compiled(self, asked: requests.Side, said: Record) -> _Racer:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
         os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
         target, phase, config, inputs = self.target, self.request.phase, asked.config, self.inputs()
@@ -143,7 +148,7 @@ class _Race(Comparison):
         request, channel = self.request, self.channel
         self.reference = ReferenceWork(self.target.device)
         seed = request.header.seed + request.number
-        while running := [racer for racer in self.racers if racer.said.outcome is None]:
+        while running := [racer for racer in self.racers if not racer.has_ended]:
             sides = [timed(self.eager), *map(self._watched, running)]
             whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
             with contextlib.suppress(_Dropped), whole:
@@ -168,7 +173,7 @@ class _Race(Comparison):
         def context() -> Iterator[None]:
             with self.turn(racer.said), own.context():
                 yield
-            if racer.said.outcome is not None:
+            if racer.has_ended:
                 raise _Dropped
 
         return Timed(own.call, own.restore, context)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from autocompile.protocol.requests import TrialRequest
-from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Step
+from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.inspect import explain, telemetry
 from autocompile.trial.measure import memory
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
@@ -35,14 +34,14 @@ _TOO_LONG_S = 2.0  # a call of which nothing is counted
 _SCHEDULE_S = 5.0  # for trying changes of the learning rate; a while longer of the default
 
 
-def screen_setting(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
+def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> None:
     """Eager twice, compile, verify, time against eager, verify again."""
     trial = _Trial(request, channel, result)
     with trial.verifier.comparable_random_numbers(trial.compiled):
         output = trial.verifier.seeded_call(trial.compiled, 0)
         with trial.exclusive_on_cpu():
             trial.check_first_calls(output)
-            if result.same_code_as is not None:  # it is measured, and verified to its end
+            if result.duplicate_of is not None:  # it is measured, and verified to its end
                 return
             with channel.exclusive():
                 measurement = trial.measure()
@@ -62,7 +61,7 @@ def screen_setting(request: TrialRequest, channel: Channel, result: TrialResult)
 class _Trial(Comparison):
     request: TrialRequest
 
-    def __init__(self, request: TrialRequest, channel: Channel, result: TrialResult) -> None:
+    def __init__(self, request: TrialRequest, channel: Channel, result: Record) -> None:
         self.result, config, home = result, request.config, home_of(request.header.target)
         super().__init__(request, channel, config, result.notes, not config.is_eager)
         channel.step(Step.COMPILE)
@@ -84,8 +83,8 @@ class _Trial(Comparison):
         if not request.config.is_eager:
             self.prove_compiled()
         result.code = telemetry.same_code_key(request.config, self.target.device)
-        result.same_code_as = request.known_codes.get(result.code)
-        if result.same_code_as is not None:
+        result.duplicate_of = request.known_codes.get(result.code)
+        if result.duplicate_of is not None:
             result.compile_window, result.compile_s = self.clock.window, self.clock.compile_s(0.0)
             return
         demand_draws_by_seed(self.verifier, self.compiled)
@@ -97,7 +96,7 @@ class _Trial(Comparison):
         result, facts = self.result, asdict(telemetry.dynamo_facts())
         for name in ("graphs", "graph_breaks", "recompiles"):
             setattr(result, name, facts.pop(name))
-        result.detail = {**facts, **self.witness.facts()}
+        result.detail |= {**facts, **self.witness.facts()}
         if result.graphs == 0:
             met = (*facts["break_reasons"], *facts["skip_reasons"])
             why = f": {met[0]}" if met else ""
@@ -119,7 +118,7 @@ class _Trial(Comparison):
         )
         reference.sample()
         result.notes += said
-        result.measurement = asdict(measurement)
+        result.measurement = measurement
         if not request.config.is_eager:
             result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
             result.compile_window = self.clock.window  # the parent takes out what it held us
