@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autocompile.errors import RunError
+from autocompile.execute.exclusive import take
 from autocompile.execute.executor import Job
-from autocompile.execute.machine import take
 from autocompile.protocol.requests import Header, ProbeRequest, Request
 from autocompile.store.files import make_folder, not_for_all, write_json
 from autocompile.store.record import RunFolder
