@@ -95,27 +95,22 @@ class CappedLog:
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", opener=not_for_all)  # noqa: SIM115  (closed in close())
-        self._room = _HEAD_BYTES
-        self._tail = b""
-        self._cut = 0
+        self._size, self._end = 0, b""
 
     def write(self, data: bytes) -> None:
         """A full disk loses the log, not the trial."""
-        try:
-            self._file.write(data[: self._room])
+        with contextlib.suppress(OSError):
+            self._file.write(data[: max(0, _HEAD_BYTES - self._size)])
             self._file.flush()
-        except OSError:
-            self._room = 0
-        tail = self._tail + data[self._room :]
-        self._room = max(0, self._room - len(data))
-        self._cut += max(0, len(tail) - _TAIL_BYTES)
-        self._tail = tail[-_TAIL_BYTES:]
+        self._size += len(data)
+        self._end = (self._end + data)[-_TAIL_BYTES:]
 
     def close(self) -> None:
+        left = max(0, self._size - _HEAD_BYTES)
         with contextlib.suppress(OSError):
-            if self._cut:
-                self._file.write(f"\n[... {self._cut} bytes left out ...]\n".encode())
-            self._file.write(self._tail)
+            if left > _TAIL_BYTES:
+                self._file.write(f"\n[... {left - _TAIL_BYTES} bytes left out ...]\n".encode())
+            self._file.write(self._end[len(self._end) - min(left, _TAIL_BYTES) :])
             self._file.close()
 
 

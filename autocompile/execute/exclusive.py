@@ -99,7 +99,8 @@ class Host(Protocol):
 class Exclusive:
     """Grants exclusive use to one trial at a time, first come, first served.
 
-    A trial works, or waits for its grant, or has it while all others are stopped.
+    While a trial owns it, all others are stopped; while the host is hushed, all but an owner are;
+    else all move but those that were stopped and wait for their own grant.
 
     Args:
         stop, resume: for the trials with these numbers.
@@ -148,7 +149,7 @@ class Exclusive:
         if self._owner == number:
             self._owner = None
             if self._hushed:  # the next on the host may begin as soon as it is told
-                self._halt(self._present & {number})
+                self._settle()
             self._granted_is_over()
             self.advance()
 
@@ -156,7 +157,7 @@ class Exclusive:
         """Keep all but the owner stopped, as long as another executor of this host measures."""
         self._hushed = is_on
         if is_on:
-            self._halt({n for n in self._present if n != self._owner})
+            self._settle()
         else:
             self.advance()
 
@@ -170,22 +171,21 @@ class Exclusive:
 
     def advance(self) -> None:
         """Grant exclusive use to who has waited longest, or let all go on."""
-        if self._owner is not None:
-            return
-        if self._waiting and self._may_grant():
+        if self._owner is None and self._waiting and self._may_grant():
             self._owner = self._waiting.popleft()
-            # Stop the others before granting, or the owner would start next to them.
-            self._halt(self._present - {self._owner})
-            self._continue({self._owner})
+            self._settle()
             self._grant(self._owner)
-        elif not self._hushed:
-            self._continue(self._present - set(self._waiting))
+        elif self._owner is None:
+            self._settle()
 
-    def _halt(self, numbers: set[int]) -> None:
-        moving = numbers - self._stopped
-        self._stopped |= moving
-        self._stop(sorted(moving))
-
-    def _continue(self, numbers: set[int]) -> None:
-        self._resume(sorted(self._stopped & numbers))
-        self._stopped -= numbers
+    def _settle(self) -> None:
+        """Stop who must not move now, and only then let the others go on."""
+        if self._owner is not None:
+            still = self._present - {self._owner}
+        elif self._hushed:
+            still = self._present.copy()
+        else:
+            still = self._stopped & set(self._waiting)
+        self._stop(sorted(still - self._stopped))
+        self._resume(sorted(self._stopped - still))
+        self._stopped = still

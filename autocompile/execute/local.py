@@ -150,8 +150,6 @@ class LocalExecutor:
         return not any(starter.is_busy for starter in self._starters.values())
 
     def _may_measure(self) -> bool:
-        for starter in list(self._starters.values()):
-            starter.settle()
         return self.is_quiet and (self._host is None or self._host.may_measure())
 
     def _start_queued(self) -> None:

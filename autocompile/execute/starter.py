@@ -92,7 +92,8 @@ class ForkServer:
     @property
     def is_busy(self) -> bool:
         """Whether it imports or compiles something, as of the last :meth:`listen`."""
-        return self._unanswered > 0 and self._error is None and not self._is_overdue
+        is_asked = self._unanswered > 0 and not self._is_overdue
+        return self._error is None and (is_asked or self._has_to_prepare)
 
     @property
     def _is_overdue(self) -> bool:
@@ -101,20 +102,14 @@ class ForkServer:
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Request imports and, with a folder for the toolchain, a small compile on the CPU.
 
-        Returns at once. The compile starts with the next :meth:`is_ready` or :meth:`prepare`.
+        Returns at once. The compile starts once the imports are done.
         """
         place = None if toolchain is None else str(toolchain)
         self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
         self._has_to_prepare |= toolchain is not None
 
-    def prepare(self) -> None:
-        """Start the compile that :meth:`warm` requested, once nothing else is to be done."""
-        if self._has_to_prepare and not self._unanswered:
-            self._has_to_prepare = False
-            self._ask({"do": "prepare"})
-
     def is_ready(self) -> bool:
-        """Whether it can fork a trial at once; see :meth:`prepare`.
+        """Whether it can fork a trial at once.
 
         Raises:
             ForkServerError: it is dead, not safe to fork, or has not answered for too long.
@@ -122,7 +117,6 @@ class ForkServer:
         self.listen()
         if self._error is not None:
             raise self._error
-        self.prepare()
         if self._is_overdue:
             raise ForkServerError(f"the fork server has not answered for {_PATIENCE_S:.0f} s")
         return not self._unanswered
@@ -133,6 +127,9 @@ class ForkServer:
             while self._error is None and self._answer(0.0) is not None:
                 self._unanswered -= 1
                 self._asked_at = time.monotonic()
+            if self._has_to_prepare and not self._unanswered and self._error is None:
+                self._has_to_prepare = False
+                self._ask({"do": "prepare"})
         except ForkServerError as error:
             self._error = error
             self._unregister()  # what has ended is always readable: a busy-wait
@@ -237,14 +234,14 @@ class ProcessStarter:
                 self._fall_back(error)
         return True
 
-    def settle(self) -> None:
-        """Have the fork server do now what it would do before the next trial."""
-        self._have(ForkServer.prepare)
-
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Have the fork server import modules or prepare a toolchain, now and after a restart."""
         self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
-        self._have(lambda fork_server: fork_server.warm(modules, toolchain))
+        if self._fork_server is not None:
+            try:
+                self._fork_server.warm(modules, toolchain)
+            except ForkServerError as error:
+                self._fall_back(error)
 
     @property
     def is_busy(self) -> bool:
@@ -275,13 +272,6 @@ class ProcessStarter:
         self._end_fork_server()
         if self._library is not None:
             self._library.cleanup()
-
-    def _have(self, do: Callable[[ForkServer], None]) -> None:
-        if self._fork_server is not None:
-            try:
-                do(self._fork_server)
-            except ForkServerError as error:
-                self._fall_back(error)
 
     def _end_fork_server(self) -> None:
         """The next trial starts a new one."""

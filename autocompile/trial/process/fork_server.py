@@ -60,7 +60,7 @@ class _ForkServer:
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        self._reply(self._fitness())
+        self._reply({"refused": self._why_unsafe()})
         while True:
             try:
                 request = json.loads(self._connection.recv_bytes())
@@ -76,7 +76,8 @@ class _ForkServer:
         """The answer to a request, once it has been met."""
         if request["do"] == "fork":
             descriptors = [recv_handle(self._connection) for _ in range(3)]
-            answer = self._fitness() or {"pid": self._fork(request, descriptors)}
+            reason = self._why_unsafe()
+            answer = {"refused": reason} if reason else {"pid": self._fork(request, descriptors)}
             for descriptor in descriptors:
                 os.close(descriptor)
             return answer
@@ -88,7 +89,7 @@ class _ForkServer:
         elif self._toolchain is not None:  # prepare
             self._toolchain.use()
             self._toolchain = None
-        return self._fitness()
+        return {"refused": self._why_unsafe()}
 
     def _reap(self, *_: Any) -> None:
         """Forget supervisors that have ended, and end the processes that a killed one has left.
@@ -107,11 +108,8 @@ class _ForkServer:
     def _reply(self, answer: dict[str, Any]) -> None:
         self._connection.send_bytes(json.dumps(answer).encode())
 
-    def _fitness(self) -> dict[str, Any]:
-        reason = self._why_unsafe()
-        return {"refused": reason} if reason else {}
-
     def _why_unsafe(self) -> str:
+        """Why a trial must not be forked from this process; empty if it may."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "CUDA is initialised in it"
         others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
