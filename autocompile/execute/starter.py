@@ -10,6 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from autocompile.execute.child import Child
 from autocompile.execute.executor import Job
 from autocompile.protocol.processes import MARKER
 
-__all__ = ["ForkServer", "ForkServerError", "Isolation", "ProcessStarter"]
+__all__ = ["ForkServer", "ForkServerError", "Isolation", "ProcessStarter", "demand_torch"]
 
 Isolation = Literal["auto", "fork", "spawn"]
 
@@ -48,7 +49,6 @@ class ForkServer:
     """Starts a fork server and talks to it in JSON messages, without waiting for it.
 
     Args:
-        python: the interpreter.
         variables: of the environment, on top of the parent's.
         selector: its connection is registered here, with :meth:`listen` as data.
 
@@ -92,18 +92,14 @@ class ForkServer:
     @property
     def is_busy(self) -> bool:
         """Whether it imports or compiles something, as of the last :meth:`listen`."""
-        is_asked = self._unanswered > 0 and not self._is_overdue
-        return self._error is None and (is_asked or self._has_to_prepare)
+        return self._unanswered > 0 and self._error is None and not self._is_overdue
 
     @property
     def _is_overdue(self) -> bool:
         return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Request imports and, with a folder for the toolchain, a small compile on the CPU.
-
-        Returns at once. The compile starts once the imports are done.
-        """
+        """Request imports and, with a folder for the toolchain, then a small compile; no wait."""
         place = None if toolchain is None else str(toolchain)
         self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
         self._has_to_prepare |= toolchain is not None
@@ -193,11 +189,9 @@ class ProcessStarter:
     """Starts trial processes under one interpreter.
 
     Args:
-        python: the interpreter.
         isolation: ``fork`` forks trials from the fork server, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         tell: called with a message when it falls back to a slower way.
-        selector: the fork server's connection is registered here.
 
     Raises:
         UsageError: unknown isolation, or not available on this system; from all methods: isolation
@@ -320,3 +314,53 @@ class ProcessStarter:
         (Path(self._library.name) / "autocompile").symlink_to(package)
         paths = [self._library.name, os.environ.get("PYTHONPATH", "")]
         self._variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+def demand_torch(python: str, timeout_s: float) -> None:
+    """Start the interpreter once and import torch and numpy.
+
+    Raises:
+        UsageError: it does not start, does not exit within ``timeout_s``, has no torch, or is a
+            script that stays between this process and Python.
+    """
+    try:
+        process = subprocess.Popen(
+            [python, "-c", "import os, numpy, torch; print(__name__, os.getpid())"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(f"the interpreter {python} does not start: {error.strerror}") from None
+    try:
+        version, said = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"the interpreter {python} did not import torch within {timeout_s:.0f} s",
+            hint="a longer --timeout, if it only needs more time",
+        ) from None
+    finally:
+        # It may be a wrapper script whose children would outlive it.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    # Any line, not the first: scripts that set up an environment may print a banner.
+    _, _, after = (b"\n" + version).partition(b"\n__main__ ")
+    if process.returncode == 0 and after.split()[:1] == [b"%d" % process.pid]:
+        return
+    if process.returncode == 0 and after:
+        raise UsageError(
+            f"{python} starts Python as a process below it, which trials cannot be watched through",
+            hint=f'exec ... "$@" as the last line of {python}',
+        )
+    if process.returncode == 0:
+        raise UsageError(f"{python} is not a Python interpreter: it does not run what it is given")
+    lines = said.decode("utf-8", "replace").strip().splitlines()
+    last = lines[-1][:200] if lines else f"exit code {process.returncode}"
+    if last.startswith("ModuleNotFoundError"):
+        raise UsageError(
+            f"the interpreter {python} lacks a package that trials need: {last.partition(': ')[2]}",
+            hint=f"{python} -m pip install torch numpy",
+        )
+    raise UsageError(f"the interpreter {python} cannot import torch: {last}")

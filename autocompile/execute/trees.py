@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import psutil
 
-from autocompile.protocol.processes import MARKER, parents
+from autocompile.protocol.processes import MARKER, kill, parents
 
 __all__ = ["below", "kill_tree", "pause", "resume", "tree_memory_bytes"]
 
@@ -70,8 +70,7 @@ def kill_tree(root: int | None, marker: str) -> bool:
     """
     if root is not None:
         _kill_until_none(lambda: below([root])[root])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(root, signal.SIGKILL)
+        kill([root])
     return _kill_until_none(lambda: _marked(marker))
 
 
@@ -89,7 +88,7 @@ def _kill_until_none(find: Callable[[], list[int]]) -> bool:
     while looks_without < 2 and time.monotonic() < deadline:
         found = find()
         looks_without = 0 if found else looks_without + 1
-        _signal_all(found, signal.SIGKILL)
+        kill(found)
         if found:
             time.sleep(0.01)
     return looks_without == 2

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterable
 
 __all__ = [
     "MARKER",
@@ -18,6 +19,7 @@ __all__ = [
     "die_with_parent",
     "end_descendants",
     "keep_others_from_writing",
+    "kill",
     "parents",
 ]
 
@@ -66,6 +68,13 @@ def children(parent: int) -> list[int]:
     return [pid for pid, its_parent in parents().items() if its_parent == parent]
 
 
+def kill(pids: Iterable[int]) -> None:
+    """Kill those that are still there and that this user may kill."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def end_descendants() -> None:
     """Kill and reap everything below this process, which adopts orphans: one level after another.
 
@@ -73,8 +82,7 @@ def end_descendants() -> None:
     """
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        for child in children(os.getpid()):
-            os.kill(child, signal.SIGKILL)
+        kill(children(os.getpid()))
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

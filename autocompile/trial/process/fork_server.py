@@ -102,8 +102,7 @@ class _ForkServer:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._supervisors.discard(pid)
         known = self._supervisors | ({self._toolchain.pid} if self._toolchain else set())
-        for stray in set(processes.children(os.getpid())) - known:
-            os.kill(stray, signal.SIGKILL)
+        processes.kill(set(processes.children(os.getpid())) - known)
 
     def _reply(self, answer: dict[str, Any]) -> None:
         self._connection.send_bytes(json.dumps(answer).encode())
