@@ -13,11 +13,11 @@ from optuna.samplers import BaseSampler
 
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import Limits
+from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.execute.machine import busy_cores, busy_gpu, held
-from autocompile.execute.memory import most_memory_bytes
+from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, demand_some, exported_code, make_result, write_result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,16 +15,17 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, Bench
 from typer.testing import CliRunner
 
 from autocompile.cli.commands import app
 from autocompile.cli.options import numbers
 from autocompile.commands.verify import REQUIREMENTS
 from autocompile.settings.config import CompileConfig
+from autocompile.store.record import RunFolder
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-MODELS = [path for path in EXAMPLES if path.name != "api.py"]
+MODELS = [path for path in EXAMPLES if path.name not in ("api.py", "by_hand.py")]
 pytestmark = pytest.mark.timeout(900)  # compilers on a slow machine
 README = (ROOT / "README.md").read_text("utf-8")
 DOCUMENTS = README + "".join(p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md")))
@@ -95,6 +97,49 @@ def test_the_api_example_runs(work: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "against eager" in done.stdout
     assert done.stdout.rstrip().endswith("(16, 256)")
+
+
+SLOW = """
+import torch
+from torch._dynamo import register_backend
+
+def get_model():
+    return Slow()
+
+def get_inputs(batch_size):
+    return (torch.ones(batch_size, 4),)
+
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(64):
+            x = x + 1
+        return x
+
+@register_backend
+def folds(graph, inputs):
+    return lambda x: (x + 64,)
+"""
+
+
+def test_the_loop_by_hand_runs(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a model whose backend is surely faster, with trials of the tests' own executor."""
+    by_hand = runpy.run_path(str(ROOT / "examples" / "by_hand.py"))
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    result = by_hand["tune"](slow, ("folds",), run, bench.executor)
+    told = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    searched = [record for record in result.trials if record.role == "search"]
+    assert 2 <= len(searched) <= by_hand["TRIALS"]
+    assert told.count("search") == len(searched) and told.count("confirm") >= 3
+    assert {record.race for record in result.trials} == {None, 1, 2, 3}
+    assert all(record.ok for record in result.trials)
+    assert result.verdict["forward"] == "faster"
+    assert 'backend="folds"' in result.export("python")
+    assert len(run.read()[0]) == len(result.trials)
 
 
 def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import TargetError, UsageError
+from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Ending
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.execute.machine import held
 from autocompile.progress import Progress
 from autocompile.protocol.requests import Request
 from autocompile.protocol.results import ProbeResult

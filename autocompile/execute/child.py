@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autocompile.execute.executor import Job
-from autocompile.execute.memory import Cgroup
 from autocompile.protocol.events import LineReader
 from autocompile.protocol.processes import MARKER
 from autocompile.store.files import not_for_all
@@ -37,7 +36,7 @@ class Clock:
         self._began = self._step_began = self._span_began = time.monotonic()
 
     def enter(self, step: Step) -> None:
-        now = self._now()
+        now = time.monotonic() if self._held_at is None else self._held_at
         self.spans.append((self.step.value, self._span_began, now))
         self.step, self._step_began, self._span_began = step, now, now
 
@@ -68,10 +67,6 @@ class Clock:
             found[step] = found.get(step, 0.0) + end - begin
         return found
 
-    @property
-    def total_s(self) -> float:
-        return self._now() - self._began
-
     def left(self, step_s: float, total_s: float | None) -> float:
         """Seconds until the next deadline; infinite while the clock is stopped."""
         if self._held_at is not None:
@@ -80,9 +75,6 @@ class Clock:
         if total_s is not None:
             ends.append(self._began + total_s)
         return min(ends) - time.monotonic()
-
-    def _now(self) -> float:
-        return time.monotonic() if self._held_at is None else self._held_at
 
 
 class Pipes:
@@ -103,27 +95,22 @@ class CappedLog:
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", opener=not_for_all)  # noqa: SIM115  (closed in close())
-        self._room = _HEAD_BYTES
-        self._tail = b""
-        self._cut = 0
+        self._size, self._end = 0, b""
 
     def write(self, data: bytes) -> None:
         """A full disk loses the log, not the trial."""
-        try:
-            self._file.write(data[: self._room])
+        with contextlib.suppress(OSError):
+            self._file.write(data[: max(0, _HEAD_BYTES - self._size)])
             self._file.flush()
-        except OSError:
-            self._room = 0
-        tail = self._tail + data[self._room :]
-        self._room = max(0, self._room - len(data))
-        self._cut += max(0, len(tail) - _TAIL_BYTES)
-        self._tail = tail[-_TAIL_BYTES:]
+        self._size += len(data)
+        self._end = (self._end + data)[-_TAIL_BYTES:]
 
     def close(self) -> None:
+        left = max(0, self._size - _HEAD_BYTES)
         with contextlib.suppress(OSError):
-            if self._cut:
-                self._file.write(f"\n[... {self._cut} bytes left out ...]\n".encode())
-            self._file.write(self._tail)
+            if left > _TAIL_BYTES:
+                self._file.write(f"\n[... {left - _TAIL_BYTES} bytes left out ...]\n".encode())
+            self._file.write(self._end[len(self._end) - min(left, _TAIL_BYTES) :])
             self._file.close()
 
 
@@ -134,7 +121,6 @@ class Child:
     job: Job
     pipes: Pipes
     log: CappedLog
-    cgroup: Cgroup | None = None
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     clock: Clock = field(default_factory=Clock)
@@ -166,7 +152,6 @@ class Child:
         return {
             "folder": str(self.job.folder),
             "nonce": self.nonce,
-            "cgroup": str(self.cgroup.entrance) if self.cgroup else "",
             "environment": {**self.job.environment, MARKER: self.marker},
         }
 
@@ -191,11 +176,9 @@ class Child:
             self.dump = (self.dump + data)[:16_384]
 
     def close(self) -> None:
-        """Close the parent's ends, the log and the cgroup, once all its processes have ended."""
+        """Close the parent's ends and the log, once all its processes have ended."""
         for descriptor in self.pipes.ours:
             os.close(descriptor)
         self.log.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
-        if self.cgroup is not None:
-            self.cgroup.remove()

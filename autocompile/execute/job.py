@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autocompile.errors import RunError
+from autocompile.execute.exclusive import take
 from autocompile.execute.executor import Job
-from autocompile.execute.machine import take
 from autocompile.protocol.requests import Header, ProbeRequest, Request
 from autocompile.store.files import make_folder, not_for_all, write_json
 from autocompile.store.record import RunFolder
@@ -51,7 +51,7 @@ class JobFactory:
     timeout_s: float  # of one step; three times that for all steps together
     memory_limit_bytes: int | None  # of one trial; None: no limit
     memory_alone_bytes: int | None = None  # of a trial that runs alone; None: no other limit
-    pythons: Mapping[str, str] = field(default_factory=dict)  # of other environments, by name
+    pythons: Mapping[str, str] = field(default_factory=dict)  # of environments but the tuner's own
     _next: int | None = None
 
     def next_number(self) -> int:
@@ -94,7 +94,7 @@ class JobFactory:
             memory_limit_bytes=(alone and self.memory_alone_bytes) or self.memory_limit_bytes,
             environment=caches | _ENVIRONMENT,
             fresh=fresh,
-            python=self._python(environment),
+            python=self.pythons.get(environment),
         )
 
     def probe_job(self, request: ProbeRequest, compiles: bool, environment: str = "default") -> Job:
@@ -113,7 +113,7 @@ class JobFactory:
             self.timeout_s,
             memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
             environment=_ENVIRONMENT,
-            python=self._python(environment),
+            python=self.pythons.get(environment),
             toolchain=folder,
         )
 
@@ -127,10 +127,6 @@ class JobFactory:
         """Remove one trial's compiler cache, or all of them; nothing may be compiling there."""
         gone = self.folder.cache if number is None else self.cache_of(number)
         shutil.rmtree(gone, ignore_errors=True)
-
-    def _python(self, environment: str) -> str | None:
-        """An environment's interpreter; None: the tuner's own."""
-        return None if environment == "default" else self.pythons[environment]
 
     def _toolchain(self, environment: str) -> Path:
         """What all caches of an environment start with, as its probe has left it."""
@@ -151,12 +147,10 @@ class JobFactory:
             if toolchain.is_dir():
                 shutil.copytree(toolchain, cache)
             else:
-                make_folder(cache)
-        except (OSError, RunError) as error:
-            cause = error.__cause__ or error
-            what = getattr(cause, "strerror", None) or cause
+                cache.mkdir(mode=0o755, parents=True)
+        except OSError as error:
             raise RunError(
-                f"cannot write the compiler cache {cache}: {what}",
+                f"cannot write the compiler cache {cache}: {error.strerror or error}",
                 "finished trials are safe",
                 hint="make it writable or free some space, then the same command with --resume",
             ) from error
@@ -182,7 +176,7 @@ def is_held(folder: RunFolder) -> bool:
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run for this process."""
     try:
-        file = open(folder.path / "lock", "wb", opener=not_for_all)  # noqa: SIM115  (closed below)
+        file = open(folder.path / "lock", "wb", opener=not_for_all)  # noqa: SIM115
     except OSError as error:
         raise RunError(
             f"cannot write in {folder.path}: {error.strerror or error}",

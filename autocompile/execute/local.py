@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import sys
@@ -18,20 +19,19 @@ from autocompile.errors import RunError, UsageError
 from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
 from autocompile.execute.exclusive import Exclusive, Host
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.execute.fork_server import ForkServer
-from autocompile.execute.memory import Cgroup, default_jobs, oom_kills, usable_cores
+from autocompile.execute.memory import default_jobs, oom_kills, usable_cores
 from autocompile.execute.outcome import ending_of
-from autocompile.execute.pausing import grant, hold, release
 from autocompile.execute.starter import Isolation, ProcessStarter
+from autocompile.execute.trees import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.protocol.events import ChannelError, EventName
-from autocompile.protocol.processes import kill_tree, tree_memory_bytes
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _MOST_THREADS = 32  # torch's own limit of compile workers
-_POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
+_POLL_S = 0.5  # how often the memory of trials is read
+_BIRTH_S = 5.0  # for a supervisor to start its worker
 
 
 class LocalExecutor:
@@ -60,9 +60,9 @@ class LocalExecutor:
         self._queue: deque[Job] = deque()
         self._look_at, self._is_called, self._host = 0.0, False, host
         self._exclusive = Exclusive(
-            lambda numbers: hold(self._these(numbers), self._read),
-            lambda numbers: release(self._these(numbers)),
-            lambda number: grant(self._children[number]),
+            self._hold,
+            self._release,
+            self._grant,
             self._may_measure,
             host.measured if host else lambda: None,
         )
@@ -85,10 +85,8 @@ class LocalExecutor:
                 break
             sleep_s = min(left, _POLL_S, *(c.left_s() for c in self._children.values()))
             for key, _ in self._selector.select(max(0.0, sleep_s)):
-                if key.data is None:
-                    self._is_called = True
-                elif isinstance(key.data, ForkServer):
-                    key.data.listen()
+                if callable(key.data):
+                    key.data()
                 elif key.fd == key.data.pidfd:
                     key.data.gone = True
                 else:
@@ -110,7 +108,11 @@ class LocalExecutor:
 
     def listen(self, descriptor: int) -> None:
         """Have :meth:`wait` return when a descriptor is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ)
+
+        def call() -> None:
+            self._is_called = True
+
+        self._selector.register(descriptor, selectors.EVENT_READ, call)
 
     def hush(self, is_on: bool) -> None:
         """Stop all trials but one that measures with leave, and start none, or let them go on."""
@@ -148,8 +150,6 @@ class LocalExecutor:
         return not any(starter.is_busy for starter in self._starters.values())
 
     def _may_measure(self) -> bool:
-        for starter in list(self._starters.values()):
-            starter.settle()
         return self.is_quiet and (self._host is None or self._host.may_measure())
 
     def _start_queued(self) -> None:
@@ -168,8 +168,7 @@ class LocalExecutor:
                 f"cannot write in {job.folder}: {error.strerror or error}",
                 hint="free some space or make the folder writable, then rerun with --resume",
             ) from error
-        cgroup = Cgroup.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
-        child = Child(job, Pipes(), log, cgroup, oom_before=oom_kills())
+        child = Child(job, Pipes(), log, oom_before=oom_kills())
         has_begun = False
         try:
             has_begun = self._starter(job.python).start(child)
@@ -240,24 +239,51 @@ class LocalExecutor:
                     self.slots = max(1, min(self.slots, int(message["trials"])))
                 elif event is EventName.WORKER_BEGAN:
                     child.worker = int(message["pid"])
-                elif event is EventName.NO_CGROUP and child.cgroup is not None:
-                    child.cgroup.remove()
-                    child.cgroup = None  # so its memory is looked at instead
                 elif event is EventName.WORKER_ENDED:
                     child.code = int(message["code"])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             child.garbage = str(error)
             self._kill(child, None)
 
-    def _these(self, numbers: list[int]) -> list[Child]:
-        return [self._children[n] for n in numbers if n in self._children]
+    def _hold(self, numbers: list[int]) -> None:
+        """Stop these trials and their clocks."""
+        children = [self._children[n] for n in numbers if n in self._children]
+        for child in children:
+            self._await_birth(child)
+            child.clock.hold()
+        groups = [group for child in children for group in child.groups]
+        stopped = pause([child.supervisor for child in children], groups)
+        for child in children:
+            child.stopped = stopped[child.supervisor]
+
+    def _await_birth(self, child: Child) -> None:
+        """Wait for the worker's pid: without it, the worker cannot be stopped."""
+        deadline = time.monotonic() + _BIRTH_S
+        while child.worker is None and not child.gone and time.monotonic() < deadline:
+            reports = select.poll()  # select() takes no descriptor above 1023
+            reports.register(child.pipes.results, select.POLLIN)
+            if reports.poll(1000 * _BIRTH_S):
+                self._read(child, child.pipes.results)
+
+    def _release(self, numbers: list[int]) -> None:
+        """Let these trials and their clocks go on."""
+        for child in [self._children[n] for n in numbers if n in self._children]:
+            resume(child.stopped, child.groups)
+            child.stopped = []
+            child.clock.go()
+
+    def _grant(self, number: int) -> None:
+        """Tell a trial that all others are stopped."""
+        child = self._children[number]
+        child.clock.go()
+        with contextlib.suppress(OSError):  # it has exited; its end is read later
+            os.write(child.pipes.control, b"!")
 
     def _look_after_all(self) -> None:
         began, held = time.monotonic(), dict[int, int]()
         children = list(self._children.values())
         if began >= self._look_at:
-            limited = (c for c in children if c.job.memory_limit_bytes and not c.cgroup)
-            held = tree_memory_bytes([c.supervisor for c in limited])
+            held = tree_memory_bytes([c.supervisor for c in children if c.job.memory_limit_bytes])
             # Reading many process trees is slow: limit it to one percent of a core.
             self._look_at = began + max(_POLL_S, 100 * (time.monotonic() - began))
         for child in children:

@@ -1,25 +1,19 @@
-"""Free memory and cores of the machine, and cgroups that limit a trial's memory.
-
-Where this process may create a memory cgroup (version 2 or 1, see cgroups(7)), the kernel
-enforces the limit. Elsewhere the executor polls the process tree twice a second, or less often so
-as to use at most one percent of a core.
-"""
+"""What of this machine is free: memory and cores within our cgroups' limits, and others' use."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
-import secrets
-import time
 from pathlib import Path
-from typing import NamedTuple
 
-from autocompile.store.files import hold, is_forgotten
+import psutil
 
 __all__ = [
-    "Cgroup",
     "available_memory_bytes",
+    "busy_cores",
+    "busy_gpu",
     "default_jobs",
     "most_memory_bytes",
     "oom_kills",
@@ -30,142 +24,34 @@ _TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
 _FEW_JOBS = 4
 
 
-class _Files(NamedTuple):
-    """Names of a cgroup's files in one version of cgroups."""
-
-    limit: str
-    used: str
-    swap: str
-    kills: str
-    own_kills: str  # without those of its children
-
-
-_VERSION_1 = _Files(
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    "memory.swappiness",
-    "memory.oom_control",
-    "memory.oom_control",
-)
-_VERSION_2 = _Files(
-    "memory.max", "memory.current", "memory.swap.max", "memory.events", "memory.events.local"
-)
-
-
-_LIMITS = [
-    "memory.max",
-    "memory.high",
-    "memory.limit_in_bytes",
-    "cpu.max",
-    "pids.max",
-    "cpuset.cpus",
-]
-_NO_LIMIT = 2**62  # bytes; version 1 has a number for it
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
-
-
-def _number_behind(path: Path, name: str) -> int | None:
-    words = _words(path)
-    with contextlib.suppress(ValueError, IndexError):
-        return int(words[words.index(name) + 1])
-    return None
-
-
-def _hierarchies(controller: str) -> list[list[tuple[Path, _Files]]]:
-    """The cgroups that this process is in, of each hierarchy from its own outwards."""
-    try:
+def _groups(controller: str) -> list[Path]:
+    """The cgroups (version 2 or 1) that this process is in, each with those around it."""
+    found = list[Path]()
+    with contextlib.suppress(OSError):
         memberships = [m.split(":", 2) for m in Path("/proc/self/cgroup").read_text().splitlines()]
-        mounts = [m.split() for m in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
-        return []
-    found = []
-    for _, place_of_mount, kind, options, *_ in mounts:
-        mount, flags = Path(place_of_mount), options.split(",")
-        for _, controllers, place in memberships:
-            if kind == "cgroup2" and controllers == "":
-                files = _VERSION_2
-            elif kind == "cgroup" and controller in flags and controller in controllers.split(","):
-                files = _VERSION_1
-            else:
-                continue
-            inside = mount / place.strip().lstrip("/")
-            own = inside if inside.is_dir() else mount  # in a container, the mount is our own group
-            every = (own, *own.parents)
-            found.append([(p, files) for p in every if p.is_relative_to(mount)])
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, place_of_mount, kind, options, *_ = line.split()
+            mount = Path(place_of_mount)
+            for _, controllers, place in memberships:
+                is_second = kind == "cgroup2" and controllers == ""
+                is_first = kind == "cgroup" and controller in controllers.split(",")
+                if is_second or (is_first and controller in options.split(",")):
+                    inside = mount / place.strip().lstrip("/")
+                    own = inside if inside.is_dir() else mount  # a container's mount is its group
+                    found += [p for p in (own, *own.parents) if p.is_relative_to(mount)]
     return found
 
 
-def _own_groups() -> list[tuple[Path, _Files]]:
-    """Folder and files of each memory cgroup that this process is in."""
-    return [group for groups in _hierarchies("memory") for group in groups]
+def _words(group: Path, *names: str) -> list[str]:
+    """What the first of these files holds that there is."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            return (group / name).read_text().split()
+    return []
 
 
-def _is_limited(group: Path) -> bool:
-    """Whether a group limits something: outside of it a trial would not be held to that."""
-    first = [words[0] for name in _LIMITS if (words := _words(group / name))]
-    return any(not each.isdigit() or int(each) < _NO_LIMIT for each in first if each != "max")
-
-
-class Cgroup:
-    """A cgroup for one trial; a process joins by writing its pid to ``entrance``."""
-
-    def __init__(self, folder: Path, files: _Files) -> None:
-        self._folder, self._files = folder, files
-        self.entrance, self._held = folder / "cgroup.procs", hold(folder)
-
-    @classmethod
-    def build(cls, limit_bytes: int) -> Cgroup | None:
-        """A new cgroup with a memory limit; None where this process may not create one.
-
-        In our own group, or beside it where that limits nothing.
-        """
-        name = f"autocompile-{os.getpid()}-{secrets.token_hex(6)}"
-        places = [
-            each
-            for (own, files), *outer in _hierarchies("memory")
-            for each in [(own, files), *(outer[:1] if not _is_limited(own) else ())]
-        ]
-        for parent, files in places:
-            for forgotten in filter(is_forgotten, parent.glob("autocompile-*-*")):
-                with contextlib.suppress(OSError):  # of a tuner that was killed
-                    forgotten.rmdir()
-            controllers = _words(parent / "cgroup.subtree_control")
-            if files is _VERSION_2 and "memory" not in controllers:
-                continue  # a group that has processes cannot enable memory for its children
-            folder = parent / name
-            try:
-                folder.mkdir()
-                (folder / files.limit).write_text(str(limit_bytes))
-            except OSError:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-                continue
-            with contextlib.suppress(OSError):  # with swap, the limit would only make it slow
-                (folder / files.swap).write_text("0")
-            return cls(folder, files)
-        return None
-
-    def kills(self) -> int:
-        """How many of its processes the OOM killer has ended."""
-        return _number_behind(self._folder / self._files.kills, "oom_kill") or 0
-
-    def remove(self) -> None:
-        """Remove the group; its processes must have ended."""
-        os.close(self._held)
-        for _ in range(20):
-            try:
-                self._folder.rmdir()
-                return
-            except FileNotFoundError:
-                return
-            except OSError:  # the kernel is still removing the last process
-                time.sleep(0.005)
+def _number_behind(word: str, words: list[str]) -> int | None:
+    return int(words[words.index(word) + 1]) if word in words else None
 
 
 def oom_kills() -> int:
@@ -173,22 +59,22 @@ def oom_kills() -> int:
 
     Counts our own cgroup without its children where the kernel reports that, else the machine.
     """
-    for folder, files in _own_groups():
-        kills = _number_behind(folder / files.own_kills, "oom_kill")
-        if kills is not None:
+    for group in _groups("memory"):
+        words = _words(group, "memory.events.local", "memory.oom_control")
+        if (kills := _number_behind("oom_kill", words)) is not None:
             return kills
-    return _number_behind(Path("/proc/vmstat"), "oom_kill") or 0
+    return _number_behind("oom_kill", _words(Path("/proc"), "vmstat")) or 0
 
 
 def available_memory_bytes() -> int:
-    """Memory available without swapping, within the limits of our cgroups."""
-    known = (_number_behind(Path("/proc/meminfo"), n) for n in ("MemAvailable:", "MemTotal:"))
-    available = 1024 * next(filter(None, known), 0)
-    for folder, files in _own_groups():
-        with contextlib.suppress(OSError, ValueError):
-            left = int((folder / files.limit).read_text()) - int((folder / files.used).read_text())
-            cached = _number_behind(folder / "memory.stat", "inactive_file") or 0
-            available = min(available, left + cached)
+    """Memory available without swapping."""
+    available: int = psutil.virtual_memory().available
+    for group in _groups("memory"):
+        with contextlib.suppress(ValueError, IndexError):  # no limit, which is "max"
+            limit = int(_words(group, "memory.max", "memory.limit_in_bytes")[0])
+            used = int(_words(group, "memory.current", "memory.usage_in_bytes")[0])
+            cached = _number_behind("inactive_file", _words(group, "memory.stat")) or 0
+            available = min(available, limit - used + cached)
     return max(0, available)
 
 
@@ -200,15 +86,12 @@ def most_memory_bytes() -> int:
 def usable_cores() -> int:
     """How many cores this process may use, by its affinity and the quotas of its cgroups."""
     cores: float = len(os.sched_getaffinity(0))
-    for groups in _hierarchies("cpu"):
-        for group, _ in groups:
-            quota = _words(group / "cpu.max") or [
-                *_words(group / "cpu.cfs_quota_us"),
-                *_words(group / "cpu.cfs_period_us"),
-            ]
-            with contextlib.suppress(ValueError, ZeroDivisionError):
-                if len(quota) == 2 and float(quota[0]) > 0:
-                    cores = min(cores, float(quota[0]) / float(quota[1]))
+    for group in _groups("cpu"):
+        first = [*_words(group, "cpu.cfs_quota_us"), *_words(group, "cpu.cfs_period_us")]
+        with contextlib.suppress(ValueError):  # no quota
+            quota, period = map(float, _words(group, "cpu.max") or first)
+            if quota > 0:
+                cores = min(cores, quota / period)
     return max(1, math.ceil(cores))
 
 
@@ -221,3 +104,26 @@ def default_jobs() -> int:
     cores = usable_cores()
     jobs = cores if cores <= _FEW_JOBS else max(_FEW_JOBS, math.isqrt(cores))
     return max(1, min(jobs, available_memory_bytes() // _TRIAL_BYTES))
+
+
+def busy_cores(for_s: float = 0.25) -> float:
+    """How many of the cores that this process may use are at work now."""
+    percent: list[float] = psutil.cpu_percent(for_s, percpu=True)  # waiting for a disk is idle
+    ours = [percent[core] for core in os.sched_getaffinity(0) if core < len(percent)]
+    return round(sum(ours) / 100, 1)
+
+
+def busy_gpu() -> float:
+    """The share of the last moment in which a GPU of this host computed, the most; 0 if unknown."""
+    shares = [0.0]
+    with contextlib.suppress(OSError, AttributeError):
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count, gpu = ctypes.c_uint(), ctypes.c_void_p()
+        percent = (ctypes.c_uint * 2)()  # of the GPU and of its memory
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return 0.0
+        for index in range(count.value):
+            refused = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
+            if not (refused or nvml.nvmlDeviceGetUtilizationRates(gpu, ctypes.byref(percent))):
+                shares.append(percent[0] / 100)
+    return max(shares)

@@ -21,11 +21,10 @@ def ending_of(child: Child) -> Ending:
     """How a trial ended; all its processes are dead."""
     ours = child.killed_for is not None or child.garbage is not None
     was_killed = child.code == -signal.SIGKILL and not ours
-    cgroup_kills = child.cgroup.kills() if child.cgroup else 0
-    # Without a cgroup, a count that rose while it ran may be another process: it counts only if
-    # the worker died of a SIGKILL that was not ours.
-    elsewhere = child.cgroup is None and was_killed and oom_kills() > child.oom_before
-    outcome, step, message = conclude(child, is_oom=cgroup_kills > 0 or elsewhere)
+    # The count may have risen by another process: it stands for this one only if the worker died
+    # of a SIGKILL that was not ours, or says that something else failed, such as its compiler.
+    may_be_oom = was_killed or (child.result is not None and not ours)
+    outcome, step, message = conclude(child, may_be_oom and oom_kills() > child.oom_before)
     payload = child.result or {}
     if child.result is None and child.measured is not None and child.garbage is None:
         payload, told = child.measured, f"after its measurement: {message}"
@@ -41,7 +40,7 @@ def ending_of(child: Child) -> Ending:
         step,
         message,
         payload,
-        wall_s=child.clock.total_s,
+        wall_s=sum(child.clock.step_s.values()),
         step_s=child.clock.step_s,
         spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
         pauses=tuple(child.clock.pauses),
@@ -67,7 +66,6 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
         words = str(said.get("message", ""))
         if outcome is Outcome.OK or not is_oom:
             return outcome, said_in, words
-    gib = f"{(job.memory_limit_bytes or 0) / 2**30:.1f} GiB"
     match child.killed_for:
         case "interrupted":
             return Outcome.INTERRUPTED, step, "stopped before it finished"
@@ -78,27 +76,21 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
             what = f"all steps together took more than {job.total_timeout_s or 0:.0f} s"
             return Outcome.TIMEOUT, step, what + _place(child)
         case "memory":
-            return Outcome.OUT_OF_MEMORY, step, f"its processes held more than {gib}"
+            gib = (job.memory_limit_bytes or 0) / 2**30
+            return Outcome.OUT_OF_MEMORY, step, f"its processes held more than {gib:.1f} GiB"
     if is_oom:
         what = "the kernel's OOM killer ended one of its processes"
-        what += f": its memory limit is {gib}" if child.cgroup else ""
         return Outcome.OUT_OF_MEMORY, said_in, what + (f" ({words})" if words else "")
     if child.garbage is not None:
         return Outcome.CRASHED, step, f"wrote to the result channel: {child.garbage}"
     if code is None:
         return Outcome.INFRASTRUCTURE, step, "its processes were killed from outside"
     if code < 0:
-        return Outcome.CRASHED, step, f"{_signal_name(-code)} in {step.value}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return Outcome.CRASHED, step, f"{name} in {step.value}"
     what = f"exited with code {code} in {step.value} without a result"
     lines = child.last_output.decode("utf-8", "replace").strip().splitlines()
     return Outcome.CRASHED, step, f"{what}: {lines[-1][:200]}" if lines else what
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _place(child: Child) -> str:

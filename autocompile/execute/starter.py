@@ -1,39 +1,197 @@
-"""Starts trial processes under an interpreter: forks of its fork server, or new interpreters."""
+"""Starts trial processes under an interpreter: forks of its fork server, or new interpreters.
+
+The fork server is a process that has imported torch and forks trials. A fork takes milliseconds;
+importing torch, Dynamo and Inductor takes two to seven seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.reduction import send_handle
 from pathlib import Path
-from selectors import BaseSelector
-from typing import Literal
+from selectors import EVENT_READ, BaseSelector
+from typing import Any, Literal
 
 import autocompile
 from autocompile.errors import UsageError
 from autocompile.execute.child import Child
 from autocompile.execute.executor import Job
-from autocompile.execute.fork_server import ForkServer, ForkServerError
+from autocompile.protocol.processes import MARKER
 
-__all__ = ["Isolation", "ProcessStarter"]
+__all__ = ["ForkServer", "ForkServerError", "Isolation", "ProcessStarter", "demand_torch"]
 
 Isolation = Literal["auto", "fork", "spawn"]
 
+_MODULE = "autocompile.trial.process.fork_server"
+_PATIENCE_S = 120.0  # to import everything on a slow disk
+_FORK_S = 30.0  # to fork while idle
 _MOST_DEATHS = 2  # of fork servers that died unexpectedly
+
+
+class ForkServerError(Exception):
+    """The fork server refused to fork, because that is not safe (``is_unfit``), or is dead."""
+
+    def __init__(self, reason: str, is_unfit: bool = False) -> None:
+        self.is_unfit = is_unfit
+        super().__init__(reason)
+
+
+class ForkServer:
+    """Starts a fork server and talks to it in JSON messages, without waiting for it.
+
+    Args:
+        variables: of the environment, on top of the parent's.
+        selector: its connection is registered here, with :meth:`listen` as data.
+
+    Raises:
+        ForkServerError: it could not be started; raised by ``warm`` and ``fork`` too if it is dead.
+    """
+
+    def __init__(self, python: str, variables: Mapping[str, str], selector: BaseSelector) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        self._selector = selector
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        environment = {
+            **os.environ,
+            **variables,
+            # torch looks for a GPU through NVML: a process with a CUDA context cannot fork.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            MARKER: "fork_server",
+        }
+        try:
+            self._process = subprocess.Popen(
+                [python, "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=environment,
+            )
+        except OSError as error:
+            self._connection.close()
+            raise ForkServerError(f"the fork server cannot be started: {error}") from None
+        finally:
+            theirs.close()
+        selector.register(self._connection, EVENT_READ, self.listen)
+        self._error: ForkServerError | None = None
+        self._unanswered = 1  # it reports that it is ready, or why not, without a request
+        self._asked_at = time.monotonic()
+        self._has_to_prepare = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it imports or compiles something, as of the last :meth:`listen`."""
+        return self._unanswered > 0 and self._error is None and not self._is_overdue
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
+
+    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Request imports and, with a folder for the toolchain, then a small compile; no wait."""
+        place = None if toolchain is None else str(toolchain)
+        self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
+        self._has_to_prepare |= toolchain is not None
+
+    def is_ready(self) -> bool:
+        """Whether it can fork a trial at once.
+
+        Raises:
+            ForkServerError: it is dead, not safe to fork, or has not answered for too long.
+        """
+        self.listen()
+        if self._error is not None:
+            raise self._error
+        if self._is_overdue:
+            raise ForkServerError(f"the fork server has not answered for {_PATIENCE_S:.0f} s")
+        return not self._unanswered
+
+    def listen(self) -> None:
+        """Read its answers without waiting; an error is kept for :meth:`is_ready`."""
+        try:
+            while self._error is None and self._answer(0.0) is not None:
+                self._unanswered -= 1
+                self._asked_at = time.monotonic()
+            if self._has_to_prepare and not self._unanswered and self._error is None:
+                self._has_to_prepare = False
+                self._ask({"do": "prepare"})
+        except ForkServerError as error:
+            self._error = error
+            self._unregister()  # what has ended is always readable: a busy-wait
+
+    def fork(self, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Fork a trial; the server must be ready. Returns the pid of its supervisor."""
+        try:
+            here = os.getcwd()
+        except OSError:  # the directory was removed
+            here = "/"
+        self._send({"do": "fork", "cwd": here, **arguments}, descriptors)
+        if (answer := self._answer(_FORK_S)) is None:
+            raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
+        return int(answer["pid"])
+
+    def close(self) -> None:
+        """Kill the server, and with it the trials that it forked."""
+        self._process.kill()
+        self._process.wait()
+        self._unregister()
+        self._connection.close()
+        self._output.close()
+
+    def _unregister(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # already unregistered
+            self._selector.unregister(self._connection)
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        self._send(request)
+        if not self._unanswered:
+            self._asked_at = time.monotonic()
+        self._unanswered += 1
+
+    def _send(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            self._connection.send_bytes(json.dumps(request).encode())
+            for descriptor in descriptors:
+                send_handle(self._connection, descriptor, None)
+        except OSError as error:
+            raise ForkServerError(f"the fork server is gone: {error}") from None
+
+    def _answer(self, patience_s: float) -> dict[str, Any] | None:
+        """Its next answer; None if it has not come."""
+        try:
+            if not self._connection.poll(patience_s):
+                return None
+            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise ForkServerError(f"the fork server exited{self._last_output()}") from None
+        if reason := answer.get("refused"):
+            raise ForkServerError(str(reason), is_unfit=True)
+        return answer
+
+    def _last_output(self) -> str:
+        self._output.seek(0)
+        lines = self._output.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+        return f": {lines[-1][:200]}" if lines else ""
 
 
 class ProcessStarter:
     """Starts trial processes under one interpreter.
 
     Args:
-        python: the interpreter.
         isolation: ``fork`` forks trials from the fork server, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         tell: called with a message when it falls back to a slower way.
-        selector: the fork server's socket is registered here.
 
     Raises:
         UsageError: unknown isolation, or not available on this system; from all methods: isolation
@@ -70,11 +228,12 @@ class ProcessStarter:
                 self._fall_back(error)
         return True
 
-    def settle(self) -> None:
-        """Have the fork server do now what it would do before the next trial."""
+    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Have the fork server import modules or prepare a toolchain, now and after a restart."""
+        self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
         if self._fork_server is not None:
             try:
-                self._fork_server.prepare()
+                self._fork_server.warm(modules, toolchain)
             except ForkServerError as error:
                 self._fall_back(error)
 
@@ -102,15 +261,6 @@ class ProcessStarter:
         with contextlib.suppress(OSError, AttributeError):
             child.pidfd = os.pidfd_open(child.supervisor)
         return True
-
-    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Have the fork server import modules or prepare a toolchain, now and after a restart."""
-        self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
-        if self._fork_server is not None:
-            try:
-                self._fork_server.warm(modules, toolchain)
-            except ForkServerError as error:
-                self._fall_back(error)
 
     def close(self) -> None:
         self._end_fork_server()
@@ -142,8 +292,7 @@ class ProcessStarter:
         results, output, control = child.pipes.theirs
         theirs = child.arguments
         options = {"channel": results, "control": control, "parent": os.getpid()}
-        options |= {"nonce": theirs["nonce"], "cgroup": theirs["cgroup"]}
-        options |= {"fork_server": int(self._forks)}
+        options |= {"nonce": theirs["nonce"], "fork_server": int(self._forks)}
         command = [self._python, "-m", "autocompile.trial", theirs["folder"]]
         return subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
@@ -165,3 +314,53 @@ class ProcessStarter:
         (Path(self._library.name) / "autocompile").symlink_to(package)
         paths = [self._library.name, os.environ.get("PYTHONPATH", "")]
         self._variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+def demand_torch(python: str, timeout_s: float) -> None:
+    """Start the interpreter once and import torch and numpy.
+
+    Raises:
+        UsageError: it does not start, does not exit within ``timeout_s``, has no torch, or is a
+            script that stays between this process and Python.
+    """
+    try:
+        process = subprocess.Popen(
+            [python, "-c", "import os, numpy, torch; print(__name__, os.getpid())"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(f"the interpreter {python} does not start: {error.strerror}") from None
+    try:
+        version, said = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"the interpreter {python} did not import torch within {timeout_s:.0f} s",
+            hint="a longer --timeout, if it only needs more time",
+        ) from None
+    finally:
+        # It may be a wrapper script whose children would outlive it.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    # Any line, not the first: scripts that set up an environment may print a banner.
+    _, _, after = (b"\n" + version).partition(b"\n__main__ ")
+    if process.returncode == 0 and after.split()[:1] == [b"%d" % process.pid]:
+        return
+    if process.returncode == 0 and after:
+        raise UsageError(
+            f"{python} starts Python as a process below it, which trials cannot be watched through",
+            hint=f'exec ... "$@" as the last line of {python}',
+        )
+    if process.returncode == 0:
+        raise UsageError(f"{python} is not a Python interpreter: it does not run what it is given")
+    lines = said.decode("utf-8", "replace").strip().splitlines()
+    last = lines[-1][:200] if lines else f"exit code {process.returncode}"
+    if last.startswith("ModuleNotFoundError"):
+        raise UsageError(
+            f"the interpreter {python} lacks a package that trials need: {last.partition(': ')[2]}",
+            hint=f"{python} -m pip install torch numpy",
+        )
+    raise UsageError(f"the interpreter {python} cannot import torch: {last}")

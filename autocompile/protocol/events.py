@@ -30,7 +30,6 @@ class EventName(str, Enum):
     # From the supervisor:
     WORKER_BEGAN = "worker_began"  # the worker runs (pid)
     WORKER_ENDED = "worker_ended"  # the worker and all below it are gone (code)
-    NO_CGROUP = "no_cgroup"  # the kernel did not let the worker into its cgroup
 
 
 class ChannelError(Exception):

@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
-from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import JobFactory, locked
 from autocompile.execute.local import Isolation
+from autocompile.execute.starter import demand_torch
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult

@@ -19,8 +19,7 @@ def main() -> None:
     parser.add_argument("folder", help="the trial's folder: it holds request.json")
     for name in ("--channel", "--control", "--parent", "--fork_server"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    for name in ("--nonce", "--cgroup"):
-        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--nonce", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
 
     def work() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     if args.channel is None:
         work()
     else:
-        guard(work, args.channel, args.nonce, args.cgroup, args.parent)
+        guard(work, args.channel, args.nonce, args.parent)
 
 
 if __name__ == "__main__":

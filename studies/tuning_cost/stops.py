@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from autocompile.protocol import processes
+from autocompile.execute import trees
 
 TREES, THREADS, STRANGERS, TIMES = 16, 30, 150, 100
 WORKER = f"""
@@ -45,9 +45,9 @@ def main() -> None:
     try:
         began, used = time.monotonic(), time.process_time()
         for _ in range(TIMES):
-            for stopped in processes.pause([w.pid for w in supervisors], workers).values():
+            for stopped in trees.pause([w.pid for w in supervisors], workers).values():
                 assert len(stopped) == 1
-                processes.resume(stopped)
+                trees.resume(stopped)
         cpu_s, wall_s = time.process_time() - used, time.monotonic() - began
     finally:
         for pid in (*workers, *(p.pid for p in (*supervisors, *strangers))):

@@ -1,7 +1,8 @@
-"""The executor and its parts: who may run, clocks, limits, cgroups, forks; with real processes."""
+"""The executor and its parts: who may run, clocks, limits, trees, forks; with real processes."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,7 +21,7 @@ import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 from conftest import Clock as MachineClock
 
-from autocompile.execute import local, memory
+from autocompile.execute import local, memory, trees
 from autocompile.execute import outcome as ending
 from autocompile.execute.child import Child, Clock
 from autocompile.execute.exclusive import Exclusive
@@ -28,9 +29,6 @@ from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import conclude
-from autocompile.execute.pausing import hold
-from autocompile.protocol import processes
-from autocompile.protocol.processes import tree_memory_bytes
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
@@ -171,7 +169,7 @@ def test_a_clock_leaves_out_the_time_in_which_the_trial_was_held(
     clock.go()
     assert clock.left(0.06, 0.07) == pytest.approx(0.01)
     clock.enter(Step.VERIFY)
-    assert clock.step_s["compile"] == clock.total_s == pytest.approx(0.05)
+    assert clock.step_s == pytest.approx({"import": 0.0, "compile": 0.05})
     assert clock.pauses == [(pytest.approx(0.05), pytest.approx(0.25))]
     at = [(step, round(begin, 9), round(end, 9)) for step, begin, end in clock.spans]
     assert at == [("import", 0.0, 0.0), ("compile", 0.0, 0.05), ("compile", 0.25, 0.25)]
@@ -250,47 +248,6 @@ def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
 # Memory and processes ----------------------------------------------------------------------------
 
 
-def can_cgroup() -> bool:
-    cgroup = memory.Cgroup.build(2**30)
-    if cgroup is not None:
-        cgroup.remove()
-    return cgroup is not None
-
-
-needs_cgroup = pytest.mark.skipif(not can_cgroup(), reason="may not make a memory cgroup here")
-
-
-@needs_cgroup
-def test_the_kernel_holds_a_cgroup_to_its_limit() -> None:
-    cgroup = memory.Cgroup.build(100 * 2**20)
-    assert cgroup is not None
-    outside = memory.oom_kills()
-    code = "import sys; open(sys.argv[1], 'w').write('0'); x = bytearray(int(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(cgroup.entrance)]
-    assert subprocess.run([*command, str(20 * 2**20)]).returncode == 0
-    assert cgroup.kills() == 0
-    assert subprocess.run([*command, str(300 * 2**20)]).returncode == -9
-    assert cgroup.kills() == 1
-    assert memory.oom_kills() == outside  # what happens in a neighbour's cgroup is not about us
-    cgroup.remove()
-    assert not cgroup.entrance.parent.exists()
-
-
-@needs_cgroup
-def test_the_cgroups_of_a_dead_tuner_are_removed() -> None:
-    code = (
-        "from autocompile.execute.memory import Cgroup; c = Cgroup.build(2**30); "
-        "print(c.entrance.parent, flush=True); import os; os.kill(os.getpid(), 9)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as tuner:
-        assert tuner.stdout is not None
-        left = Path(tuner.stdout.readline().strip())
-        assert left.is_dir()
-    os.utime(left, (0, 0))  # one that was made a moment ago may not be held yet
-    assert can_cgroup()
-    assert not left.exists()
-
-
 def test_memory_and_jobs_are_those_of_the_machine() -> None:
     available, cores = memory.available_memory_bytes(), len(os.sched_getaffinity(0))
     assert 0 < available <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -345,28 +302,16 @@ def test_memory_is_as_little_as_any_group_around_us_may_use(group: Group) -> Non
     assert memory.available_memory_bytes() == 2**19
 
 
-@pytest.mark.parametrize(
-    ("limit", "is_made"),
-    [({}, True), ({"memory.max": "max", "cpu.max": "max 100000"}, True),
-     ({"memory.max": str(2**33)}, False), ({"cpu.max": "50000 100000"}, False),
-     ({"cpuset.cpus": "0-1"}, False)],
-)  # fmt: skip
-def test_a_trial_leaves_no_group_that_limits_something(
-    group: Group, limit: dict[str, str], is_made: bool
-) -> None:
-    files = {f"a/b/{name}": text for name, text in limit.items()}
-    own = group(2, "a/b", {**files, "a/cgroup.subtree_control": "cpu memory"})
-    made = memory.Cgroup.build(2**30)
-    assert (made is not None) == is_made
-    assert made is None or made.entrance.parent.parent == own.parent
-
-
 # Two processes below its root, each in a session of its own.
 TREE = ["sh", "-c", "setsid sh -c 'setsid sleep 1000 & wait' & wait"]
 
 
 def states(pids: Iterable[int]) -> set[str]:
-    return {seen.state for pid in pids if (seen := processes._look_at(pid))}
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError):
+            found.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+    return found
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -377,7 +322,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_grown(root: int) -> bool:
-    names = [Path(f"/proc/{pid}/comm").read_text() for pid in processes.descendants(root)]
+    names = [Path(f"/proc/{pid}/comm").read_text() for pid in trees.below([root])[root]]
     return names == ["sh\n", "sleep\n"]
 
 
@@ -386,17 +331,17 @@ def test_trees_are_paused_and_go_on_and_are_killed(is_grouped: bool) -> None:
     roots = [subprocess.Popen(TREE) for _ in range(2)]
     try:
         until(lambda: all(is_grown(root.pid) for root in roots))
-        trees = {root.pid: processes.descendants(root.pid) for root in roots}
-        groups = [tree[0] for tree in trees.values()] if is_grouped else []
-        assert processes.pause([*trees], groups) == trees
-        first, second = trees.values()
+        grown = trees.below([root.pid for root in roots])
+        groups = [tree[0] for tree in grown.values()] if is_grouped else []
+        assert trees.pause([*grown], groups) == grown
+        first, second = grown.values()
         until(lambda: states(first + second) == {"T"})
-        assert "T" not in states(trees), "the roots themselves go on"
-        processes.resume(first)
+        assert "T" not in states(grown), "the roots themselves go on"
+        trees.resume(first)
         until(lambda: "T" not in states(first))
         assert states(second) == {"T"}
     finally:
-        ended = [processes.kill_tree(root.pid, "nobody's") for root in roots]
+        ended = [trees.kill_tree(root.pid, "nobody's") for root in roots]
         for root in roots:
             root.wait()
     assert ended == [True, True]
@@ -410,18 +355,24 @@ def test_a_trial_is_stopped_whatever_the_numbers_of_its_pipes_are() -> None:
     ours, theirs = os.pipe()
     high = fcntl.fcntl(ours, fcntl.F_DUPFD, 1100)
 
-    def read(child: Any, descriptor: int) -> None:
+    def read(child: Any, descriptor: int) -> bool:
         child.worker = int(os.read(descriptor, 8))
+        return True
 
+    executor = LocalExecutor(isolation="spawn", jobs=1)
     try:
         with subprocess.Popen(["sleep", "60"]) as root:
             child = Mock(gone=False, worker=None, supervisor=root.pid, groups=[])
             child.pipes.results = high
             os.write(theirs, b"7")
             try:
-                hold([child], read)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(executor, "_read", read)
+                    patch.setattr(executor, "_children", {0: child})
+                    executor._hold([0])
                 assert child.worker == 7
             finally:
+                executor.close()
                 root.kill()
     finally:
         for each in (ours, theirs, high):
@@ -445,7 +396,7 @@ def test_a_tree_is_known_where_the_kernel_lists_no_children(
         try:
             until(lambda: is_grown(root.pid))
         finally:
-            assert processes.kill_tree(root.pid, "nobody's")
+            assert trees.kill_tree(root.pid, "nobody's")
 
 
 LATE = """
@@ -475,10 +426,10 @@ def test_one_that_does_not_lead_its_group_yet_is_stopped_too(
 
         monkeypatch.setattr(os, "killpg", too_early)
         try:
-            processes.pause([root.pid], [worker], patience_s=60)
+            trees.pause([root.pid], [worker], patience_s=60)
             assert states([worker]) == {"T"}
         finally:
-            processes.kill_tree(root.pid, "nobody's")
+            trees.kill_tree(root.pid, "nobody's")
 
 
 # The executor ------------------------------------------------------------------------------------
@@ -550,16 +501,13 @@ def test_a_record_says_when_its_process_worked_those_of_a_first_try_too() -> Non
     assert record.began == 10.0
 
 
-def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cgroup(tmp_path: Path) -> None:
+def test_a_trial_that_cannot_begin_is_an_ending(tmp_path: Path) -> None:
     executor = LocalExecutor(isolation="spawn", jobs=1)
     executor.start(Job(3, tmp_path, 60.0, memory_limit_bytes=2**30, python="/nowhere/python"))
     (event,) = executor.wait(1.0)
     assert isinstance(event, Ended) and event.ending.outcome is Outcome.INFRASTRUCTURE
     assert "cannot be started: No such file" in event.ending.message
     executor.close()
-    groups = [folder for folder, _ in memory._own_groups()]
-    ours = f"autocompile-{os.getpid()}-*"
-    assert not [cgroup for folder in groups for cgroup in folder.glob(ours)]
 
 
 def test_the_parent_sleeps_while_a_trial_works(
@@ -567,7 +515,6 @@ def test_the_parent_sleeps_while_a_trial_works(
 ) -> None:
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("build 0")
-    monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
     looks: list[Any] = []
     monkeypatch.setattr(local, "tree_memory_bytes", lambda roots: looks.append(roots) or {})
     monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
@@ -602,7 +549,7 @@ def test_the_memory_of_a_tree_is_that_of_all_its_processes() -> None:
     ) as root:
         assert root.stdout is not None and root.stdin is not None
         root.stdout.readline()
-        held = tree_memory_bytes([root.pid, os.getpid()])
+        held = trees.tree_memory_bytes([root.pid, os.getpid()])
         assert 2**26 <= held[root.pid] < 2**27
         assert held[os.getpid()] >= 2**26
         root.stdin.close()
@@ -621,7 +568,7 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
         return {}
 
     monkeypatch.setattr(local, "tree_memory_bytes", look)
-    child = Mock(gone=False, process=None, cgroup=None, left_s=lambda: 1.0)
+    child = Mock(gone=False, process=None, left_s=lambda: 1.0)
     child.job.memory_limit_bytes = 2**30
     monkeypatch.setattr(executor, "_children", {0: child})
     for _ in range(1000):

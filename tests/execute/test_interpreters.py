@@ -19,7 +19,7 @@ from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import candidates
 from autocompile.execute.executor import Ending, Job
-from autocompile.execute.interpreter import demand_torch
+from autocompile.execute.starter import demand_torch
 from autocompile.protocol.requests import RaceRequest, TrialRequest, read_request
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned

@@ -18,12 +18,12 @@ from conftest import ROOT
 
 import autocompile
 from autocompile.errors import RunError
-from autocompile.execute import machine
+from autocompile.execute import exclusive, memory
 from autocompile.report import text
 
 HOLDS = """
 import sys, time
-from autocompile.execute.machine import held
+from autocompile.execute.exclusive import held
 
 with held("run /work/runs/net-0001", print):
     print("held", flush=True)
@@ -66,7 +66,7 @@ def test_what_waits_tells_for_whom_and_goes_on_when_the_other_has_ended(
     told: list[str] = []
     assert holder.stdin
     threading.Timer(1.0, holder.stdin.close).start()
-    with machine.held("me", told.append, wait=True) as waited_s:
+    with exclusive.held("me", told.append, wait=True) as waited_s:
         assert 0.5 < waited_s < 30
     (line,) = told
     assert f"waiting for the autocompile that is at work on this machine: pid {holder.pid}" in line
@@ -75,7 +75,7 @@ def test_what_waits_tells_for_whom_and_goes_on_when_the_other_has_ended(
 def test_a_dead_holder_blocks_nobody(holder: subprocess.Popen[str]) -> None:
     holder.kill()
     holder.wait()
-    with machine.held("me", pytest.fail) as waited_s:
+    with exclusive.held("me", pytest.fail) as waited_s:
         assert waited_s == 0.0
 
 
@@ -101,7 +101,7 @@ def test_where_there_can_be_no_lock_it_says_so_and_goes_on(
 ) -> None:
     path, told = folder / f"autocompile-{os.getuid()}.lock", list[str]()
     make(path)
-    with machine.held("me", told.append):
+    with exclusive.held("me", told.append):
         pass
     (line,) = told
     assert line.startswith(f"cannot tell whether another autocompile is at work: {path}: ")
@@ -109,32 +109,17 @@ def test_where_there_can_be_no_lock_it_says_so_and_goes_on(
         assert (folder / "precious").read_text() == "mine"
 
 
-def test_another_users_is_told_and_not_waited_for(folder: Path) -> None:
-    told: list[str] = []
-    with open(folder / "autocompile-12345.lock", "w+") as theirs:
-        theirs.write("pid 7 since then, run theirs")
-        theirs.flush()
-        fcntl.flock(theirs, fcntl.LOCK_EX)
-        with machine.held("me", told.append, wait=True) as waited_s:
-            assert waited_s == 0.0
-    with machine.held("me", told.append):
-        pass
-    assert told == [
-        "another user's autocompile is at work on this machine: pid 7 since then, run theirs"
-    ]
-
-
 def test_who_only_looks_at_a_lock_keeps_nobody_from_taking_it(folder: Path) -> None:
     with open(folder / "lock", "wb") as file, open(folder / "lock", "rb") as looks:
         fcntl.flock(looks, fcntl.LOCK_SH)
         threading.Timer(0.1, looks.close).start()
-        assert machine.take(file)
+        assert exclusive.take(file)
 
 
 def test_what_other_programs_use_is_counted_in_cores() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         time.sleep(0.3)
-        seen = machine.busy_cores(1.0)
+        seen = memory.busy_cores(1.0)
         busy.kill()
     assert 0.3 < seen <= len(os.sched_getaffinity(0))
 
@@ -173,7 +158,7 @@ def test_how_busy_a_gpu_is_comes_from_nvml(tmp_path: Path) -> None:
     (tmp_path / "nvml.c").write_text(NVML)
     made = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", made, tmp_path / "nvml.c"], check=True)
-    asked = "from autocompile.execute.machine import busy_gpu; print(busy_gpu())"
+    asked = "from autocompile.execute.memory import busy_gpu; print(busy_gpu())"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(tmp_path)}
     said = subprocess.run(
         [sys.executable, "-c", asked], env=environ, capture_output=True, text=True, check=True

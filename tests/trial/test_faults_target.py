@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 
-from autocompile.execute.fork_server import ForkServer
+from autocompile.execute.starter import ForkServer
 from autocompile.store.record import Outcome
 
 PROCESSES, ODD = TARGETS / "faulty_processes.py", TARGETS / "odd_models.py"

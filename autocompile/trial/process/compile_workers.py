@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autocompile.protocol.processes import descendants
+from autocompile.protocol.processes import children
 
 __all__ = ["end", "use"]
 
@@ -32,7 +32,7 @@ def end() -> None:
     compiling: Any = importlib.import_module("torch._inductor.async_compile")
     for pool in compiling._pool_set:
         process = getattr(pool, "process", None)
-        if process is not None and not descendants(process.pid):
+        if process is not None and not children(process.pid):
             process.kill()  # it still imports torch, for which a shutdown would wait
             process.wait()
     compiling.shutdown_compile_workers()

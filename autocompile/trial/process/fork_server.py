@@ -21,10 +21,11 @@ import gc
 import importlib
 import json
 import signal
-import socket
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,10 @@ from autocompile.trial.process.supervisor import guard
 from autocompile.trial.process.toolchain import Toolchain
 
 _TEST_CHILD_S = 30
-_LONGEST = 1 << 20
 
 
 class _ForkServer:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         import torch
         import torch._dynamo
@@ -60,63 +60,62 @@ class _ForkServer:
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        self._reply(self._fitness())
-        for request, descriptors in self._requests():
+        self._reply({"refused": self._why_unsafe()})
+        while True:
+            try:
+                request = json.loads(self._connection.recv_bytes())
+            except EOFError:  # the tuner is gone
+                return
             self._may_reap = False  # children of other kinds come and go
-            if request["do"] == "warm":
-                _import(request["modules"])
-                if request["toolchain"] is not None:
-                    self._toolchain = Toolchain(Path(request["toolchain"]))
-                self._proven_threads = 0
-            elif request["do"] == "prepare" and self._toolchain is not None:
-                self._toolchain.use()
-                self._toolchain = None
-            answer = self._fitness()
-            if request["do"] == "fork" and "refused" not in answer:
-                answer = {"pid": self._fork(request, descriptors)}
-            for descriptor in descriptors:
-                os.close(descriptor)
+            answer = self._done(request)
             self._may_reap = True
             self._reap()
             self._reply(answer)
 
+    def _done(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request, once it has been met."""
+        if request["do"] == "fork":
+            descriptors = [recv_handle(self._connection) for _ in range(3)]
+            reason = self._why_unsafe()
+            answer = {"refused": reason} if reason else {"pid": self._fork(request, descriptors)}
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return answer
+        if request["do"] == "warm":
+            _import(request["modules"])
+            if request["toolchain"] is not None:
+                self._toolchain = Toolchain(Path(request["toolchain"]))
+            self._proven_threads = 0
+        elif self._toolchain is not None:  # prepare
+            self._toolchain.use()
+            self._toolchain = None
+        return {"refused": self._why_unsafe()}
+
     def _reap(self, *_: Any) -> None:
-        """Forget supervisors that have ended, and end the processes that a killed one has left."""
+        """Forget supervisors that have ended, and end the processes that a killed one has left.
+
+        What those have started is then adopted by this process, which gets SIGCHLD again.
+        """
         if not self._may_reap:
             return
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._supervisors.discard(pid)
-        processes.end_strays(
-            self._supervisors | ({self._toolchain.pid} if self._toolchain else set())
-        )
-
-    def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
-        rest, descriptors = b"", list[int]()
-        while True:
-            data, got, _, _ = socket.recv_fds(self._connection, _LONGEST, 3)
-            if not data:
-                return
-            rest, descriptors = rest + data, descriptors + list(got)
-            while b"\n" in rest:
-                line, rest = rest.split(b"\n", 1)
-                yield json.loads(line), descriptors
-                descriptors = []
+        known = self._supervisors | ({self._toolchain.pid} if self._toolchain else set())
+        processes.kill(set(processes.children(os.getpid())) - known)
 
     def _reply(self, answer: dict[str, Any]) -> None:
-        self._connection.sendall(json.dumps(answer).encode() + b"\n")
-
-    def _fitness(self) -> dict[str, Any]:
-        reason = self._why_unsafe()
-        return {"refused": reason} if reason else {}
+        self._connection.send_bytes(json.dumps(answer).encode())
 
     def _why_unsafe(self) -> str:
+        """Why a trial must not be forked from this process; empty if it may."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "CUDA is initialised in it"
         others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         if others:
             return f"a thread runs in it: {others[0]}"
-        if (threads := processes.thread_count()) > self._proven_threads:
+        threads = len(os.listdir("/proc/self/task"))  # those of C libraries too
+        if threads > self._proven_threads:
             gc.collect()
             gc.freeze()  # a collection in a child would touch, and so copy, every page
             if reason := _test_child_fails():
@@ -124,7 +123,7 @@ class _ForkServer:
             self._proven_threads = threads
         return ""
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+    def _fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         fork_server = os.getpid()
         if pid := os.fork():
             self._supervisors.add(pid)
@@ -140,7 +139,7 @@ class _ForkServer:
             os.environ.update(request["environment"])
             nonce = request["nonce"]
             work = functools.partial(self._run, request["folder"], results, nonce, control, True)
-            guard(work, results, nonce, request["cgroup"], fork_server)
+            guard(work, results, nonce, fork_server)
         finally:
             os._exit(70)
 
@@ -183,12 +182,12 @@ def _compute() -> None:
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the first argument; the second is the tuner's pid."""
+    """Serve the connection whose descriptor is the first argument; the second: the tuner's pid."""
     processes.die_with_parent(int(sys.argv[2]))
     processes.keep_others_from_writing()
     os.environ.setdefault(processes.MARKER, "fork_server")
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
+    connection = Connection(int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)
     _ForkServer(connection).serve()
 
 

@@ -32,7 +32,7 @@ def _say(descriptor: int, line: str) -> None:
         os.write(descriptor, line.encode())
 
 
-def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, parent: int) -> None:
+def guard(work: Callable[[], None], descriptor: int, nonce: str, parent: int) -> None:
     """Fork: the child does ``work`` and never returns; this process waits for it and exits.
 
     Args:
@@ -40,7 +40,6 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
         descriptor: the result channel. The worker sends its pid once it can be stopped and asked
             for its stacks; this process sends how it ended.
         nonce: of the channel.
-        cgroup: the file that adds a process to a cgroup with a memory limit; empty for none.
         parent: the pid of the process that started this one.
     """
     signal.signal(signal.SIGTERM, _end_with_parent)
@@ -55,8 +54,6 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
         try:
             _become_worker(supervisor)
             _say(descriptor, encode(nonce, EventName.WORKER_BEGAN, pid=os.getpid()))
-            if cgroup and not _enter(cgroup):
-                _say(descriptor, encode(nonce, EventName.NO_CGROUP))
             work()
         except BaseException:
             traceback.print_exc()  # into the trial's log
@@ -73,15 +70,6 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
     code = os.waitstatus_to_exitcode(status)
     _say(descriptor, encode(nonce, EventName.WORKER_ENDED, code=code))
     os._exit(0)
-
-
-def _enter(cgroup: str) -> bool:
-    try:
-        with open(cgroup, "w") as file:
-            file.write(str(os.getpid()))
-    except OSError:  # some kernels let us make a group and not move into it
-        return False
-    return True
 
 
 def _become_worker(supervisor: int) -> None:
