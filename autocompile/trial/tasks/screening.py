@@ -153,7 +153,7 @@ class _Trial(Comparison):
         if is_short:
             with only_logged():  # it is a good trial, whatever cannot be explained of it
                 self.count_launches()
-        # After all that depends on the allocator, which it changes for good; before more graphs.
+        # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
@@ -168,17 +168,10 @@ class _Trial(Comparison):
             result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
 
     def count_launches(self) -> None:
-        result, compiled = self.result, self.compiled
+        result = self.result
         result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
-        if compiled.is_eager:
-            return
-
-        def steady() -> None:
-            # Otherwise Dynamo would compile the profiler's function, which is called meanwhile.
-            with torch.compiler.set_stance("fail_on_recompile"), compiled.context():
-                compiled.call()
-
-        result.detail["compiled"] = self.witness.compiled(steady, result.recompiles or 0)
+        if not self.compiled.is_eager:
+            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0)
 
     def peak_memory(self, side: Side) -> int | None:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
