@@ -219,8 +219,7 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     verifier, side = verified(target, "learner_update", draws, fused)
     result = TrialResult(compile_s=0.0)
     try_schedule(verifier, side, result, 300.0)
-    assert result.detail["lr_changes"] == 10
-    assert result.detail["lr_recompiles"] == 0
+    assert result.notes == []
 
 
 def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(

@@ -159,19 +159,20 @@ class Witness:
             "cudagraph_skip_reasons": [text for text, _ in self._skips.reasons.most_common(5)],
         }
 
-    def compiled(self, recompiles: int) -> dict[str, Any] | None:
+    def compiled(self, recompiles: int, asks_for_graphs: bool) -> dict[str, Any] | None:
         """The launches of one steady call; None if unknown, as after a recompile."""
         texts = [text for file, text in _wrappers().items() if file not in self._before]
         if not texts or recompiles or any("cpp_wrapper_src" in text for text in texts):
             return None
         found = [_launches(text) for text in texts]
+        counters = torch._dynamo.utils.counters
         sums = {k: sum((one[k] for one in found), Counter()) for k in found[0]}
         return {
             "graphs": len(texts),
             **{f"{k}_total": sum(v.values()) for k, v in sums.items()},
             **{k: dict(v.most_common(_MOST)) for k, v in sums.items()},
             "templates": sum(n for k, n in sums["kernels"].items() if k.startswith("triton_tem_")),
-            "replayed": not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"],
+            "replayed": asks_for_graphs and not counters["inductor"]["cudagraph_skips"],
         }
 
 

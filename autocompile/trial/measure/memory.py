@@ -44,7 +44,7 @@ def peak_bytes(
     call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":
         return _cuda_peak(call, held, device, graphs)
-    with torch.autograd.profiler.profile(profile_memory=True) as seen:  # type: ignore[no-untyped-call]
+    with torch.autograd.profiler.profile(profile_memory=True) as seen:
         call()
     events = [e for e in seen.kineto_results.events() if e.name() == "[memory]"]
     sizes = (e.nbytes() for e in sorted(events, key=lambda event: event.start_ns()))

@@ -14,13 +14,14 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
 from autocompile.protocol.processes import die_with_parent
 
-__all__ = ["Toolchain"]
+__all__ = ["Toolchain", "prepare"]
 
 
 class Toolchain:
@@ -34,36 +35,15 @@ class Toolchain:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             die_with_parent(parent)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
-                self._probe()
+                _probe(place)
             finally:
                 os._exit(0)
-
-    def _probe(self) -> None:
-        if self._place.is_dir():
-            return
-        scratch = Path(tempfile.mkdtemp(dir=self._place.parent))
-        kept = _kept()
-        if kept is not None and _is_ours(kept):
-            with contextlib.suppress(OSError):
-                shutil.copytree(kept, scratch, dirs_exist_ok=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
-        _find_vector_instructions()
-        if kept is not None and not kept.exists() and any(scratch.iterdir()):
-            with contextlib.suppress(OSError):
-                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(dir=kept.parent) as new:
-                    shutil.copytree(scratch, f"{new}/found")
-                    os.chmod(f"{new}/found", 0o700)
-                    os.rename(f"{new}/found", kept)
-        os.chmod(scratch, 0o755)
-        os.rename(scratch, self._place)
 
     def use(self) -> None:
         """Compile something small, on the CPU and on one thread: the process stays fit to fork.
@@ -74,20 +54,49 @@ class Toolchain:
 
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        if Toolchain._is_warm:
-            return
-        Toolchain._is_warm = True
-        with tempfile.TemporaryDirectory(dir=self._place.parent) as scratch:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/cache"
-            try:
-                with contextlib.suppress(OSError):
-                    shutil.copytree(self._place, f"{scratch}/cache")
-                torch.compile(lambda x: x + 1)(torch.zeros(8))
-            except Exception as error:  # no C++ compiler, say: the trials will tell
-                print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
-            finally:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-                torch._dynamo.reset()
+        if not Toolchain._is_warm:
+            Toolchain._is_warm = True
+            _compile_a_little("cpu", self._place)
+            torch._dynamo.reset()
+
+
+def prepare(device: str, place: Path) -> float:
+    """The same in this process, for any device; returns the seconds it took."""
+    began = time.monotonic()
+    if device == "cpu":
+        with contextlib.suppress(Exception):  # then each trial probes for itself
+            _probe(place)
+    _compile_a_little(device, place)
+    return time.monotonic() - began
+
+
+def _probe(place: Path) -> None:
+    """Make the folder with Inductor's probes of vector instructions, made anew or by another run.
+
+    Inductor names what it builds by the code, the flags and the compiler, so outdated results are
+    not used; torch and python are in the name to keep the folder small.
+    """
+    import torch
+
+    if place.is_dir():
+        return
+    place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=place.parent))
+    kept = scratch
+    with contextlib.suppress(OSError, RuntimeError):  # there is no home, or it cannot be written
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autocompile"
+        text = f"{torch.__version__} {sys.version} {os.environ.get('CXX', '')}"
+        found = home / f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = found.stat()
+        if seen.st_uid == os.getuid() and not seen.st_mode & 0o022:  # its code is executed
+            kept = found
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
+    _find_vector_instructions()
+    if kept != scratch:
+        shutil.copytree(kept, scratch, dirs_exist_ok=True)
+    os.chmod(scratch, 0o755)
+    os.rename(scratch, place)
 
 
 def _find_vector_instructions() -> None:
@@ -103,25 +112,18 @@ def _find_vector_instructions() -> None:
     cpu_vec_isa.pick_vec_isa()
 
 
-def _kept() -> Path | None:
-    """Where an earlier run has kept its results; None without a home folder.
-
-    Inductor names what it builds by the code, the flags and the compiler, so outdated results are
-    not used; torch and python are in the name to keep the folder small.
-    """
+def _compile_a_little(device: str, place: Path) -> None:
+    """Compile something small, which also imports all that compiling needs."""
     import torch
 
-    with contextlib.suppress(RuntimeError):  # there is no home
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        text = f"{torch.__version__} {sys.version} {os.environ.get('CXX', '')}"
-        name = f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        return Path(home) / "autocompile" / name
-    return None
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether only this user may write there: it holds code that is executed."""
-    with contextlib.suppress(OSError):
-        seen = folder.stat()
-        return seen.st_uid == os.getuid() and not seen.st_mode & 0o022
-    return False
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/cache"
+        os.environ["TRITON_CACHE_DIR"] = f"{scratch}/triton"
+        try:
+            with contextlib.suppress(OSError):
+                shutil.copytree(place, f"{scratch}/cache")
+            torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+        except Exception as error:  # no C++ compiler, say: each trial that needs it will tell
+            print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
+        finally:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]

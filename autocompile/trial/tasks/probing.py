@@ -31,6 +31,7 @@ from autocompile.trial.measure.optimizers import seconds_by_implementation
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
+from autocompile.trial.process.toolchain import prepare
 from autocompile.trial.target.load import home_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
@@ -79,7 +80,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     result.options = torch._inductor.list_options()
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
-        result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))
+        result.toolchain_s = prepare(device.type, Path(request.toolchain))
         channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

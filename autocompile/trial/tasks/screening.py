@@ -11,6 +11,7 @@ import torch
 
 from autocompile.protocol.requests import TrialRequest
 from autocompile.protocol.results import TrialResult
+from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
@@ -171,7 +172,8 @@ class _Trial(Comparison):
         result = self.result
         result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
         if not self.compiled.is_eager:
-            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0)
+            has_graphs = uses_cuda_graphs(self.request.config)
+            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0, has_graphs)
 
     def peak_memory(self, side: Side) -> int | None:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
