@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.runtime.applying import process_of
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.trial.verify.outputs import View
-from autocompile.trial.verify.tree import pieces
+from autocompile.trial.verify.outputs import View, pieces
 
 __all__ = ["Side", "copies", "copy_inputs", "perturb", "random_states", "state_of"]
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.trial.verify.tree import result_tensors
+from autocompile.trial.verify.outputs import result_tensors
 
 __all__ = ["Target", "adam", "call_model", "seed_everything", "sum_of_floats"]
 

@@ -21,10 +21,8 @@ from autocompile.trial.process.channel import Channel
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.target import Target, seed_everything
-from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import mismatch_scale
-from autocompile.trial.verify.outputs import View, copy_view
-from autocompile.trial.verify.tree import flatten
+from autocompile.trial.verify.outputs import View, copy_view, flatten, refusal
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["Comparison", "inputs_of", "is_prepared", "load", "timed"]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.tree import flatten, pieces
+from autocompile.trial.verify.outputs import View, flatten, pieces, without
 
 __all__ = [
     "ALL",

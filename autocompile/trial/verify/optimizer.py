@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from autocompile.trial.phases.side import Side, copies
-from autocompile.trial.verify.tree import pieces
+from autocompile.trial.verify.outputs import pieces
 
 __all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
 

@@ -28,7 +28,6 @@ from autocompile.trial.phases.side import Side, copies, perturb
 from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.target.target import Target
 from autocompile.trial.verify.calls import Calls, RoundOtherwise
-from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import (
     ALL,
     MOST_ROUNDING,
@@ -45,13 +44,14 @@ from autocompile.trial.verify.outputs import (
     Held,
     View,
     copy_view,
+    flatten,
     has_nan,
     has_tensor,
     opaque_types,
+    refusal,
     without,
 )
 from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager, draws_itself
-from autocompile.trial.verify.tree import flatten
 
 __all__ = ["Verifier"]
 
