@@ -20,13 +20,11 @@ from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.measure.schedule import try_schedule
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
 from autocompile.trial.process.failures import Failed
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks import screening
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.verifier import Verifier, try_schedule
 
 Make = Callable[[Any], optim.Optimizer]
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")

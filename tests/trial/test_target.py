@@ -16,11 +16,11 @@ from in_process import Try
 
 from autocompile.errors import TargetError
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.target.load import build, import_target, split_spec
+from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, call_model, seed_everything, sum_of_floats
 from autocompile.trial.tasks.probing import described, shapes_in
-from autocompile.trial.verify.calls import Calls
+from autocompile.trial.verify.verifier import Verifier
 
 PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")
 OWN_TRAINING = str(TARGETS / "own_training.py")
@@ -508,10 +508,11 @@ def test_a_model_that_cannot_be_copied_goes_through_probe_and_trials(
 def test_an_eager_forward_side_shares_the_parameters_and_nothing_else() -> None:
     target = load(PLAIN)
     own = {id(p) for p in target.model.parameters()}
-    side = Calls(target, "forward", (None, None), 0).another_side()
+    draws = target.make_inputs(4), target.make_inputs(4)
+    side = Verifier(target, "forward", draws, 0, []).another_side()
     assert {id(p) for p in side.model.parameters()} == own
     assert side.model is not target.model
-    trained = Calls(target, "train_step", (None, None), 0).another_side()
+    trained = Verifier(target, "train_step", draws, 0, []).another_side()
     assert own.isdisjoint(id(p) for p in trained.model.parameters())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autocompile.estimate.intervals import median
-from autocompile.trial.phases.side import Side
+from autocompile.trial.target.sides import Side
 
 __all__ = ["FirstCalls", "ReferenceWork"]
 

@@ -28,11 +28,11 @@ from autocompile.store.record import Step
 from autocompile.trial.inspect import environment, explain, telemetry
 from autocompile.trial.measure import memory
 from autocompile.trial.measure.optimizers import seconds_by_implementation
-from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.process.toolchain import prepare
 from autocompile.trial.target.load import home_of
+from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
 from autocompile.trial.verify.compare import compare

@@ -29,11 +29,10 @@ from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
 from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
 from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import note_failure
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import Verifier

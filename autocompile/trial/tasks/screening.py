@@ -19,16 +19,18 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain, telemetry
 from autocompile.trial.measure import memory
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
-from autocompile.trial.measure.schedule import try_schedule
 from autocompile.trial.measure.timing import screen
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
 from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import Failed, first_words, only_logged
 from autocompile.trial.target.load import home_of
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_draws_by_seed
+from autocompile.trial.verify.verifier import (
+    compare_with_eagers_draws,
+    demand_draws_by_seed,
+    try_schedule,
+)
 
 __all__ = ["screen_setting"]
 

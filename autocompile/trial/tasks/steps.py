@@ -15,11 +15,11 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.measure.timing import Timed
-from autocompile.trial.phases.side import Side
 from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
+from autocompile.trial.target.sides import Side
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view, flatten, refusal

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autocompile.trial.phases.side import Side, copies
+from autocompile.trial.target.sides import Side, copies
 from autocompile.trial.verify.outputs import pieces
 
 __all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
