@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.inspect import telemetry
+from autocompile.trial.measure import telemetry
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import make_side, perturb

@@ -176,7 +176,7 @@ from autocompile.settings.dimension import Place
 from autocompile.space.enumeration import build_space
 from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
-from autocompile.trial.inspect.telemetry import same_code_key
+from autocompile.trial.measure.telemetry import same_code_key
 
 here = Path(autocompile.__file__).parent.parent
 assert here == Path.cwd()

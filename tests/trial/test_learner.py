@@ -27,7 +27,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: 
 
 from autocompile.protocol.results import TrialResult  # noqa: E402
 from autocompile.settings.config import CompileConfig  # noqa: E402
-from autocompile.trial.inspect import telemetry  # noqa: E402
+from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.target import rllib  # noqa: E402
 from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
 from autocompile.trial.target.rllib import from_object  # noqa: E402

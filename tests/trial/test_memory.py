@@ -220,7 +220,7 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
 ) -> None:
     """A momentum makes another program of the second step: that it compiles counts as well."""
     clock = Clock()
-    monkeypatch.setattr("autocompile.trial.measure.clocks.time", clock)
+    monkeypatch.setattr("autocompile.trial.measure.timing.time", clock)
 
     def backend(graph: Any, inputs: Any) -> Any:
         clock.work(100.0)

@@ -19,7 +19,7 @@ from torch import nn, optim
 from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.inspect import telemetry
+from autocompile.trial.measure import telemetry
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, seed_everything

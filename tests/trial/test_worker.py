@@ -26,7 +26,7 @@ from autocompile.runtime import machine
 from autocompile.settings.backends import DEFAULT_BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome, Step
-from autocompile.trial.inspect import environment, telemetry
+from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.process import worker
 from autocompile.trial.process.failures import first_words, outcome_of, where_in
 from autocompile.trial.target.sides import Side

@@ -11,7 +11,7 @@ from typing import Any
 
 from autocompile.protocol import requests, results
 from autocompile.store.record import Outcome, Step
-from autocompile.trial.inspect import explain
+from autocompile.trial.measure import explain
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.load import home_of

@@ -25,8 +25,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
-from autocompile.trial.inspect import environment, explain, telemetry
-from autocompile.trial.measure import memory
+from autocompile.trial.measure import environment, explain, memory, telemetry
 from autocompile.trial.measure.optimizers import seconds_by_implementation
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel

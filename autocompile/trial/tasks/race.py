@@ -26,10 +26,15 @@ from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import AT_WORK, Outcome, Step
-from autocompile.trial.inspect import telemetry
-from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
-from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
-from autocompile.trial.process import compile_workers
+from autocompile.trial.measure import telemetry
+from autocompile.trial.measure.timing import (
+    FirstCalls,
+    ReferenceWork,
+    Rounds,
+    Timed,
+    no_garbage_collection,
+    side_by_side,
+)
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import note_failure
 from autocompile.trial.target.sides import Side, make_side
@@ -59,7 +64,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
         channel.step(Step.COMPILE)
         with run.turn(said):
             run.racers.append(run.compiled(asked, said))
-    compile_workers.end()
+    telemetry.end_compile_workers()
     with no_garbage_collection():
         found = run.timed()
     result.reference_s = run.reference.median_s

@@ -16,11 +16,8 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Step
-from autocompile.trial.inspect import explain, telemetry
-from autocompile.trial.measure import memory
-from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
-from autocompile.trial.measure.timing import screen
-from autocompile.trial.process import compile_workers
+from autocompile.trial.measure import explain, memory, telemetry
+from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import Failed, first_words, only_logged
 from autocompile.trial.target.load import home_of
@@ -82,7 +79,7 @@ class _Trial(Comparison):
         self.channel.step(Step.VERIFY)
         self.verifier.first_calls(self.compiled, output)
         self.clock.stop()
-        compile_workers.end()
+        telemetry.end_compile_workers()
         memory.give_back(self.target.device)
         if not request.config.is_eager:
             self.prove_compiled()

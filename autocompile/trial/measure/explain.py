@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.trial.inspect.telemetry import first_line
+from autocompile.trial.measure.telemetry import first_line
 
 __all__ = ["Witness", "breaks_of", "operators"]
 

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from autocompile.protocol.processes import descendants
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
 
@@ -20,10 +22,12 @@ __all__ = [
     "compilations",
     "drain",
     "dynamo_facts",
+    "end_compile_workers",
     "first_line",
     "reset_dynamo",
     "same_code_key",
     "synchronizer",
+    "use_compile_workers",
 ]
 
 # On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
@@ -172,3 +176,28 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     around["dynamic"] = config.dynamic is None
     text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def use_compile_workers(threads: int, device: torch.device) -> None:
+    """Compile with so many threads from now on; with one, in this process itself.
+
+    Triton's kernels are compiled in processes, which take seconds to start: they begin now. C++ is
+    compiled in threads.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+    config.compile_threads = threads
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # autotuning reads only this
+    if threads > 1 and device.type == "cuda":
+        compiling: Any = importlib.import_module("torch._inductor.async_compile")
+        compiling.AsyncCompile.use_process_pool()
+
+
+def end_compile_workers() -> None:
+    """End the workers, which take memory and time beside what is timed; a compile starts them."""
+    compiling: Any = importlib.import_module("torch._inductor.async_compile")
+    for pool in compiling._pool_set:
+        process = getattr(pool, "process", None)
+        if process is not None and not descendants(process.pid):
+            process.kill()  # it still imports torch, for which a shutdown would wait
+            process.wait()
+    compiling.shutdown_compile_workers()
