@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch._dynamo
 from conftest import Bench, Clock
-from in_process import Try
+from in_process import Try, timed_for_a_moment
 from test_worker import a_trial, by_hand, in_this_process
 from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.measure import memory
+from autocompile.trial.tasks import screening
 
 MIB = 2**20
 LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
@@ -221,6 +222,7 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
     """A momentum makes another program of the second step: that it compiles counts as well."""
     clock = Clock()
     monkeypatch.setattr("autocompile.trial.measure.timing.time", clock)
+    monkeypatch.setattr(screening, "screen", timed_for_a_moment)
 
     def backend(graph: Any, inputs: Any) -> Any:
         clock.work(100.0)

@@ -34,12 +34,8 @@ def peak_bytes(
     """Peak memory of a side in bytes: its own tensors on the device plus what a call allocates.
 
     On a CPU this is what torch's allocator gives, so what another runtime takes is not in it.
-
-    Args:
-        call: the unit of work.
-        held: returns all tensors that the side holds between two calls.
-        device: where it runs.
-        graphs: whether the CUDA graphs of this process belong to this side.
+    ``held`` returns all tensors that the side holds between two calls; ``graphs`` says whether the
+    CUDA graphs of this process belong to it.
     """
     call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":

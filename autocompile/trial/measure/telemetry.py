@@ -65,16 +65,10 @@ def drain(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class DynamoFacts:
-    """Dynamo's counts since the last reset.
+    """Dynamo's counts since the last reset, and at most five reasons of each kind.
 
-    Attributes:
-        skipped_frames: functions that Dynamo gave up as a whole, for example because of a graph
-            break inside a loop, which is not counted as a break.
-        recompiles: compilations of code that had been compiled before.
-        break_reasons: torch's messages, most frequent first, at most five.
-        skip_reasons: the same for skipped functions.
-        recompile_reasons: the same for recompiles, in order of time.
-        cudagraph_skips: how often Inductor skipped CUDA graphs.
+    ``skipped_frames`` are functions that Dynamo gave up as a whole, for example because of a graph
+    break inside a loop, which is not counted as a break.
     """
 
     graphs: int

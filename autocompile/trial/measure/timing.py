@@ -1,9 +1,9 @@
-"""Times several callables in alternating blocks.
+"""Times several callables in alternating blocks, calls that compile, and a reference workload.
 
 Each round times one block of each side in one process, so that clock speed, load and heat affect
-all equally. A block is about 20 ms of calls between two synchronizations. All raw
-times are kept. A search stops timing a setting that is clearly too slow (:func:`screen`); a race
-times all sides for the same number of rounds (:func:`side_by_side`).
+all equally. A block is about 20 ms of calls between two synchronizations. A search stops timing a
+setting that is clearly too slow (:func:`screen`); a race times all sides for the same number of
+rounds (:func:`side_by_side`).
 
 A side slows the first calls of the next one: its threads busy-wait for about ten milliseconds after
 their last call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5
@@ -143,10 +143,8 @@ def lead_of(times: Sequence[float], calls: int) -> int:
 class Rounds:
     """Sides ready to be timed: warmed up, with block size and lead.
 
-    Attributes:
-        times: by side, seconds per call of each round's block.
-        calls: by side, calls of a block.
-        leads: by side, untimed calls before a block.
+    Attributes, all by side: ``times`` are the seconds per call of each round's block, ``calls``
+    those of a block, ``leads`` the untimed calls before it.
     """
 
     def __init__(
@@ -178,7 +176,6 @@ class Rounds:
 
     @property
     def count(self) -> int:
-        """Number of rounds so far."""
         return len(self.times[0])
 
     def one(self) -> None:
@@ -196,7 +193,6 @@ class Rounds:
             self.times[index].append(seconds)
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
-        """The times of a side and of the first one."""
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
@@ -223,11 +219,7 @@ def no_garbage_collection() -> Iterator[None]:
 def screen(
     eager: Timed, other: Timed, synchronize: Callable[[], None], limits: TimingLimits, seed: int
 ) -> tuple[Measurement, list[str]]:
-    """Time a setting against eager until its speed-up is known well enough or clearly too low.
-
-    Returns:
-        The raw times, and sentences for the user.
-    """
+    """Time a setting against eager until its speed-up is known well enough or clearly too low."""
     with no_garbage_collection():
         alone_s = _alone(eager, synchronize, limits.block_s)
         rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
@@ -288,10 +280,7 @@ class FirstCalls:
     """Times each call of a side until :meth:`stop`, less the seconds ``waited`` meanwhile.
 
     Later calls may compile too: when an optimizer has momentum or gradients exist, the program
-    differs, and CUDA graphs are recorded at the second call.
-
-    Attributes:
-        window: when the first call began and ended; None before.
+    differs, and CUDA graphs are recorded at the second call. ``window`` is that of the first call.
     """
 
     def __init__(
@@ -307,7 +296,6 @@ class FirstCalls:
         self._side.call = self._call
 
     def compile_s(self, steady_s: float) -> float:
-        """Total seconds of the calls beyond ``steady_s`` each."""
         return sum(max(0.0, seconds - steady_s) for seconds in self._seconds)
 
     def _timed(self) -> Any:
@@ -344,7 +332,6 @@ class ReferenceWork:
 
     @property
     def median_s(self) -> float:
-        """Median seconds of a sample; 0 for a GPU."""
         return median(self._seconds) if self._seconds else 0.0
 
     def _once(self) -> float:

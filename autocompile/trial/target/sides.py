@@ -52,7 +52,7 @@ class Side:
     """One copy of the model with the call of a phase, eager or compiled.
 
     Attributes:
-        call: the timed unit; takes no argument, and reads ``inputs`` each time.
+        call: the timed unit; reads ``inputs`` each time.
         view: turns the result of ``call`` into the view that is compared with the other side.
         held: returns the tensors that calls change.
         parameters: what the optimizers train, by name.
@@ -99,11 +99,10 @@ class Side:
         self.kept = copies(self._changing()), numbers
 
     def restore(self) -> None:
-        """Restore the saved state; tensors in place, so compiled code stays valid."""
         self.adopt(self)
 
     def adopt(self, other: Side) -> None:
-        """Take the state that another side has saved."""
+        """Take the state that another side has kept; in place, so compiled code stays valid."""
         # Looked up again, since a call may replace a buffer's tensor.
         values, numbers = other.kept
         bakes = self.config.bakes_weights  # then a write costs a refresh
@@ -130,10 +129,7 @@ class Side:
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Buffers, then tensors in plain attributes of its modules, also in lists and dictionaries.
-
-    What shares memory with a parameter or buffer is not among these.
-    """
+    """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
     buffers = list(model.buffers())
     own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
     values = (v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES)
@@ -211,7 +207,7 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
-    """The phases that this target has."""
+    """The phases that a target has."""
     return tuple(
         name
         for name, phase in PHASES.items()
@@ -226,10 +222,7 @@ def make_side(
     config: CompileConfig = EAGER,
     model: torch.nn.Module | None = None,
 ) -> Side:
-    """One side of a phase, which compiles at the first call.
-
-    It takes over ``model``, by default a copy of the target's.
-    """
+    """One side of a phase, which compiles at the first call; it takes over ``model``."""
     if phase not in phases_of(target):
         raise TargetError(
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
@@ -312,10 +305,7 @@ def _with_gradients(target: Target, side: Side, output: Any) -> View:
 def _compare_training(
     side: Side, parameters: Mapping[str, torch.Tensor], has_loss: bool = True
 ) -> None:
-    """Compare loss, gradients and buffers, and hold what a step changes.
-
-    :mod:`autocompile.trial.verify.optimizer` checks what the optimizers make of the gradients.
-    """
+    """Compare loss, gradients and buffers, and hold what a step changes."""
 
     def view(loss: Any) -> View:
         found = {"gradients": _gradients(parameters)}

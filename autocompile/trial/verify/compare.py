@@ -17,7 +17,9 @@ from autocompile.trial.verify.outputs import View, flatten, pieces, without
 
 __all__ = [
     "ALL",
+    "ELSEWHERE",
     "MOST_ROUNDING",
+    "UNREFERENCED",
     "Movement",
     "compare",
     "differences",
@@ -31,10 +33,9 @@ __all__ = [
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 _GRADIENT_TOLERANCE = 1e-2
-_UNREFERENCED = 10.0  # times the tolerance, where no float64 run can tell rounding from errors
+UNREFERENCED = 10.0  # times the tolerance, where no float64 run can tell rounding from errors
 _FP64_SMALL = 1000  # elements: such a tensor may be further from float64
-# A float64 run this far from eager computed something else, for example other random numbers.
-_FP64_USELESS = 0.25
+ELSEWHERE = 0.25  # a run this far from eager computed something else, as other random numbers
 # Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
 _HUGE = 1e3
 _SAMPLE = 1_000_000
@@ -309,7 +310,7 @@ def compare(
             if not golden:  # nobody's fault: what a reference might excuse is let pass
                 most = min(allowed, _UNREFERENCED_GRADIENT) if is_gradient else allowed
                 error = pair.error(floor) if pair else _error(want, got, floor)
-                if error > _UNREFERENCED * most:
+                if error > UNREFERENCED * most:
                     return problem
                 continue
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
@@ -323,9 +324,9 @@ def compare(
 class _Rounding:
     """What rounding explains of a difference.
 
-    What moves by ``m`` may be off by ``3 m``, or ``10 m`` if it is a few numbers. A gradient, and all as one, may be
-    longer by 2 % or by three times what moves its length, and shorter by as much, or as the exact
-    one may be: eager's has noise of the length ``m`` in it.
+    What moves by ``m`` may be off by ``3 m``, or ``10 m`` if it is a few numbers. A gradient, and
+    all as one, may be longer by 2 % or by three times what moves its length, and shorter by as
+    much, or as the exact one may be: eager's has noise of the length ``m`` in it.
     """
 
     def __init__(self, moved: Movement, pairs: Mapping[str, _Pair]) -> None:
@@ -341,7 +342,7 @@ class _Rounding:
         by = self._by(path, size)
         if not pair:
             # Where all gradients are rounding alone, nothing is known.
-            most = math.inf if self._moved.by.get(ALL, 0.0) <= _FP64_USELESS else _FP64_USELESS
+            most = math.inf if self._moved.by.get(ALL, 0.0) <= ELSEWHERE else ELSEWHERE
             least = floor / _NOISE * self._moved.epsilon  # of the deviation
             error = _error(want, got, least)
             return error <= min(_multiple(want.numel()) * by, most) or (
@@ -374,7 +375,6 @@ class _Rounding:
         return path != ALL and self._pairs[path].own < _SMALL**2 * self._pairs[ALL].own
 
     def has_length(self, path: str) -> bool:
-        """Whether a gradient is as long as rounding allows."""
         pair, exact = self._pairs[path], self._exact.get(path)
         by = self._by(path, pair.size)
         if not self._moved.by and exact:
@@ -485,7 +485,7 @@ def _as_good_as_eager(
     own, other = (
         _whole_error(golden, x) if is_gradient else _error(golden, x) for x in (want, got)
     )
-    if own > _FP64_USELESS and not is_gradient:
+    if own > ELSEWHERE and not is_gradient:
         return False
     multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0
     return other <= multiple * own + slack

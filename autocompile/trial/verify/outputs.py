@@ -279,7 +279,7 @@ def copy_view(view: View) -> View:
 
 
 def without(view: View, *parts: str) -> View:
-    """The view without some of its parts."""
+    """The view without these parts."""
     return {name: part for name, part in view.items() if name not in parts}
 
 

@@ -47,11 +47,11 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the context, what is computed is rounded otherwise at random: Monte Carlo arithmetic.
 
     Of the results of an operation that rounds, one number in 22 moves by an epsilon, which has the
-    variance of rounding (a twelfth of an ulp squared, in the mean over all mantissas); of few, about
-    16 or all, since none might move by chance. Numbers that are exact where they matter (0, 1, -1
-    and infinities) stay. cuBLAS adds up parts of a short
-    product in float32, which compiled code may do or not. Source: D. S. Parker, Monte Carlo
-    Arithmetic, 1997. What is not covered: how sums round inside, and attention kernels in TF32.
+    variance of rounding (a twelfth of an ulp squared, in the mean over all mantissas); of few,
+    about 16 or all, since none might move by chance. Numbers that are exact where they matter (0,
+    1, -1 and infinities) stay. cuBLAS adds up parts of a short product in float32, which compiled
+    code may do or not. Source: D. S. Parker, Monte Carlo Arithmetic, 1997. What is not covered: how
+    sums round inside, and attention kernels in TF32.
 
     Attributes:
         epsilon: the largest of the products of matrices; 0 where none was seen.

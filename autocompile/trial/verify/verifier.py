@@ -41,6 +41,7 @@ from autocompile.trial.target.sides import (
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.compare import (
     ALL,
+    ELSEWHERE,
     MOST_ROUNDING,
     Movement,
     compare,
@@ -71,7 +72,6 @@ _FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or mor
 _CALLS = 3  # that are compared before the timing
 _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same for some
 _ROUNDINGS = 4  # for what rounding moves
-_ELSEWHERE = 0.25  # gradients as one that are further apart are of other random numbers
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
@@ -161,7 +161,6 @@ class Verifier:
             )
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
-        """A new side of the same phase with the initial weights."""
         model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
         return make_side(self._target, self._phase, self._draws[0], config, model)
 
@@ -345,7 +344,7 @@ class Verifier:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
 
         Returns True; None if this cannot be checked: the phase is not a forward pass, or the output
-        hardly depends on the weights. An output that is still the old one is ``stale_weights``.
+        hardly depends on the weights.
         """
         if not self._is_forward:
             return None
@@ -378,8 +377,7 @@ class Verifier:
     ) -> tuple[bool | None, float]:
         """Load new weights into a side that holds them as constants, once, for good.
 
-        Returns:
-            Whether its output follows, as :meth:`weights` says it, and the seconds of the call.
+        Returns whether its output follows, as :meth:`weights`, and the seconds of the call.
         """
         before = self.from_kept_state(self.eager)
         with self._other_eager_weights():
@@ -419,7 +417,6 @@ class Verifier:
             self.eager.restore()
 
     def for_another(self) -> Verifier:
-        """The same for another side, whose errors it keeps apart."""
         made = copy.copy(self)
         made.steps = StepCheck(made._exact_steps)
         return made
@@ -451,10 +448,8 @@ class Verifier:
     def _pairs(self) -> Iterator[tuple[View, View, bool]]:
         """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
 
-        The last of each says whether both are calls from that state.
-
-        Of a step only the first call is made from the same state; the others from that which is
-        kept, where they can be compared with one another.
+        The last of each says whether both are calls from that state, as those of a step but for
+        the first.
         """
         if not self._steps:
             new = self._observe(self.another_side(self._numbers))
@@ -471,7 +466,6 @@ class Verifier:
         self.eager.restore()
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
-        """Steps of the target's optimizer in float64, from the initial weights."""
         try:
             with self._side_in_float64(self._target.model_of(self._phase)) as side:
                 for gradients in given:
@@ -530,7 +524,6 @@ class Verifier:
         self._demand(problem, when)
 
     def _of_the_same(self, want: View, reference: Callable[[], View | None]) -> View | None:
-        """A float64 run, unless it returns something else than eager or draws other numbers."""
         found = reference()
         if not found:
             return None
@@ -544,9 +537,8 @@ class Verifier:
         return None if self._why_no_reference else found
 
     def _is_elsewhere(self, apart: float) -> bool:
-        """Whether gradients are further from eager's than its rounding explains."""
         known = 0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
-        return apart > max(_ELSEWHERE, known)
+        return apart > max(ELSEWHERE, known)
 
     def _moved(self) -> Movement:
         """How far eager's results move where its operations are rounded otherwise.
