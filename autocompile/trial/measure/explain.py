@@ -6,10 +6,7 @@ are counted in the source of Inductor's wrappers.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -19,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.trial.measure.telemetry import first_line
+from autocompile.trial.measure.telemetry import first_line, loaded_code
 
 __all__ = ["Witness", "breaks_of", "operators"]
 
@@ -110,31 +107,9 @@ def _launches(source: str) -> dict[str, Counter[str]]:
     return found
 
 
-def _wrappers() -> dict[str, str]:
-    """File and text of the wrappers that Inductor has loaded in this process."""
-    cache = sys.modules.get("torch._inductor.codecache")
-    found = {}
-    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
-        # A benchmarked kernel has get_args and call too, but no AOT ID.
-        if hasattr(module, "call") and (file := getattr(module, "__file__", None)):
-            with contextlib.suppress(OSError):
-                text = Path(file).read_text("utf-8", "replace")
-                if "AOT ID" in text[:200]:
-                    found[file] = text
-    return found
-
-
-class _SkipReasons(logging.Handler):
-    """Records why CUDA graphs were skipped, which torch reports only in log warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.reasons: Counter[str] = Counter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().partition("Found from")[0].split())
-        if _SKIP in text and len(self.reasons) < _MOST:
-            self.reasons[text.replace(_SKIP, "").strip(" .")[:_WIDE]] += 1
+def _wrappers() -> dict[Path, str]:
+    """File and text of the wrappers that Inductor has loaded; those of kernels have no AOT ID."""
+    return {file: text for file, text in loaded_code().items() if "AOT ID" in text[:200]}
 
 
 class Witness:
@@ -143,8 +118,6 @@ class Witness:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._before = set(_wrappers())
-        self._skips = _SkipReasons()
-        logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs").addHandler(self._skips)
 
     def facts(self) -> dict[str, Any]:
         """Graph breaks with their places, and why CUDA graphs were skipped."""
@@ -153,10 +126,16 @@ class Witness:
         for reason in list(reasons)[:100]:
             row = _break(reason.user_stack, reason.reason, self._home)
             found.setdefault(f"{row['place']} {row['reason']}", row)
+        metrics = torch._dynamo.utils.get_compilation_metrics()
+        texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
+        skipped = [
+            " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(" .")[:_WIDE]
+            for text in filter(None, texts)
+        ]
         told = [row for row in found.values() if row["code"]]
         return {
             "breaks": (told or list(found.values()))[:_MOST],
-            "cudagraph_skip_reasons": [text for text, _ in self._skips.reasons.most_common(5)],
+            "cudagraph_skip_reasons": list(dict.fromkeys(skipped))[:5],
         }
 
     def compiled(self, recompiles: int, asks_for_graphs: bool) -> dict[str, Any] | None:

@@ -40,6 +40,7 @@ def peak_bytes(
     call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":
         return _cuda_peak(call, held, device, graphs)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it prints into the trial's log
     with torch.autograd.profiler.profile(profile_memory=True) as seen:
         call()
     events = [e for e in seen.kineto_results.events() if e.name() == "[memory]"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ __all__ = [
     "dynamo_facts",
     "end_compile_workers",
     "first_line",
+    "loaded_code",
     "reset_dynamo",
     "same_code_key",
     "synchronizer",
@@ -142,6 +145,17 @@ def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
 
 
+def loaded_code() -> dict[Path, str]:
+    """File and text of the modules that Inductor has loaded in this process."""
+    cache = sys.modules.get("torch._inductor.codecache")
+    found = {}
+    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
+        file = Path(getattr(module, "__file__", None) or "").resolve()
+        with contextlib.suppress(OSError):
+            found[file] = file.read_text("utf-8", "replace")
+    return found
+
+
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
     """Equal for two settings of one phase whose calls launch the same code in the same way.
 
@@ -150,14 +164,10 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     """
     if not config.entry.by_inductor:
         return ""
-    from torch._inductor.codecache import PyCodeCache
-
     home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    texts = []
-    for module in PyCodeCache.modules:
-        file = Path(getattr(module, "__file__", None) or "").resolve()
-        if home in file.parents:  # the fork server's own are elsewhere
-            texts.append(file.read_text("utf-8", "replace").replace(str(home), ""))
+    # The fork server's own are elsewhere.
+    own = (text for file, text in loaded_code().items() if home in file.parents)
+    texts = [text.replace(str(home), "") for text in own]
     if not texts:
         return ""
     options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError
 from autocompile.protocol.results import TaskResult
@@ -40,8 +40,6 @@ def _causes(error: BaseException) -> list[BaseException]:
     Excludes an error that was only being handled at the time, such as a missing cache entry, except
     where torch wraps a backend's error.
     """
-    import torch._dynamo.exc as exc
-
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in chain:
@@ -56,8 +54,6 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 def outcome_of(error: BaseException, step: Step) -> Outcome:
     """What an exception at a step means for the trial."""
-    import torch._dynamo.exc as exc
-
     causes = _causes(error)
     if any(isinstance(e, _NO_MEMORY) or "DefaultCPUAllocator" in str(e) for e in causes):
         return Outcome.OUT_OF_MEMORY
@@ -65,7 +61,7 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
         return Outcome.IMPORT_ERROR
     if step in (Step.BUILD, Step.EAGER):
         return Outcome.RUNTIME_ERROR
-    if any(isinstance(e, FailOnRecompileLimitHit) for e in causes):
+    if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in causes):
         return Outcome.NOT_COMPILED
     if isinstance(error, exc.InvalidBackend):
         return Outcome.UNSUPPORTED
@@ -85,7 +81,7 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         result.outcome, result.message = error.outcome.value, str(error)
         return
     result.outcome, result.message = outcome_of(error, step).value, first_words(error)
-    if any(isinstance(e, FailOnRecompileLimitHit) for e in _causes(error)):
+    if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
         reasons = dynamo_facts().recompile_reasons
         result.message = f"compiled anew at each of the first calls: {(*reasons, 'no reason')[0]}"
     if isinstance(error, AutocompileError):

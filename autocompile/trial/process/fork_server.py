@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import processes
+from autocompile.trial.process import toolchain
 from autocompile.trial.process.supervisor import guard
-from autocompile.trial.process.toolchain import Toolchain
 
 _TEST_CHILD_S = 30
 _LONGEST = 1 << 20
@@ -51,27 +51,33 @@ class _ForkServer:
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch, self._run = torch, run
         self._proven_threads = 0
-        self._toolchain: Toolchain | None = None
+        self._toolchain: tuple[int, Path] | None = None  # its pid, and the folder that it makes
+        self._has_compiled = False
         self._supervisors: set[int] = set()
         self._may_reap = True
         processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, self._reap)
-        # Python warns of native threads too; ``_why_unsafe`` checks more closely.
+        # Python warns of native threads too; ``_refusal`` checks more closely.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        self._reply(self._fitness())
+        self._reply(self._refusal())
         for request, descriptors in self._requests():
             self._may_reap = False  # children of other kinds come and go
             if request["do"] == "warm":
                 _import(request["modules"])
                 if request["toolchain"] is not None:
-                    self._toolchain = Toolchain(Path(request["toolchain"]))
+                    place = Path(request["toolchain"])
+                    self._toolchain = toolchain.start(place), place
                 self._proven_threads = 0
             elif request["do"] == "prepare" and self._toolchain is not None:
-                self._toolchain.use()
-                self._toolchain = None
-            answer = self._fitness()
+                (pid, place), self._toolchain = self._toolchain, None
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+                if not self._has_compiled:  # what a compile imports and keeps stays
+                    toolchain.compile_a_little("cpu", place)
+                self._has_compiled = True
+            answer = self._refusal()
             if request["do"] == "fork" and "refused" not in answer:
                 answer = {"pid": self._fork(request, descriptors)}
             for descriptor in descriptors:
@@ -87,9 +93,7 @@ class _ForkServer:
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._supervisors.discard(pid)
-        processes.end_strays(
-            self._supervisors | ({self._toolchain.pid} if self._toolchain else set())
-        )
+        processes.end_strays(self._supervisors | set((self._toolchain or ())[:1]))
 
     def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         rest, descriptors = b"", list[int]()
@@ -106,23 +110,21 @@ class _ForkServer:
     def _reply(self, answer: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _fitness(self) -> dict[str, Any]:
-        reason = self._why_unsafe()
-        return {"refused": reason} if reason else {}
-
-    def _why_unsafe(self) -> str:
+    def _refusal(self) -> dict[str, Any]:
+        """Why it cannot fork, as ``refused``, or nothing."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return "CUDA is initialised in it"
+            return {"refused": "CUDA is initialised in it"}
         others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         if others:
-            return f"a thread runs in it: {others[0]}"
+            return {"refused": f"a thread runs in it: {others[0]}"}
         if (threads := processes.thread_count()) > self._proven_threads:
             gc.collect()
             gc.freeze()  # a collection in a child would touch, and so copy, every page
             if reason := _test_child_fails():
-                return f"{reason}; {threads - 1} threads of libraries run in the fork server"
+                what = f"{reason}; {threads - 1} threads of libraries run in the fork server"
+                return {"refused": what}
             self._proven_threads = threads
-        return ""
+        return {}
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         fork_server = os.getpid()

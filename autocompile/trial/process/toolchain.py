@@ -17,47 +17,26 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
 
 from autocompile.protocol.processes import die_with_parent
 
-__all__ = ["Toolchain", "prepare"]
+__all__ = ["compile_a_little", "prepare", "start"]
 
 
-class Toolchain:
-    """Prepares the toolchain in a child process, while this one goes on.
+def start(place: Path) -> int:
+    """Begin to make the folder that every compiler cache of the run starts with a copy of.
 
-    Args:
-        place: the folder that is made; every compiler cache of the run starts with a copy of it.
+    Returns the pid of a child that does it, while this process goes on.
     """
-
-    _is_warm: ClassVar[bool] = False
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            die_with_parent(parent)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            try:
-                _probe(place)
-            finally:
-                os._exit(0)
-
-    def use(self) -> None:
-        """Compile something small, on the CPU and on one thread: the process stays fit to fork.
-
-        Once in a process: what a compile imports and keeps is there from then on.
-        """
-        import torch
-
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        if not Toolchain._is_warm:
-            Toolchain._is_warm = True
-            _compile_a_little("cpu", self._place)
-            torch._dynamo.reset()
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    die_with_parent(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        _probe(place)
+    finally:
+        os._exit(0)
 
 
 def prepare(device: str, place: Path) -> float:
@@ -66,7 +45,7 @@ def prepare(device: str, place: Path) -> float:
     if device == "cpu":
         with contextlib.suppress(Exception):  # then each trial probes for itself
             _probe(place)
-    _compile_a_little(device, place)
+    compile_a_little(device, place)
     return time.monotonic() - began
 
 
@@ -112,8 +91,8 @@ def _find_vector_instructions() -> None:
     cpu_vec_isa.pick_vec_isa()
 
 
-def _compile_a_little(device: str, place: Path) -> None:
-    """Compile something small, which also imports all that compiling needs."""
+def compile_a_little(device: str, place: Path) -> None:
+    """Compile something small on one thread, which also imports all that compiling needs."""
     import torch
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -126,4 +105,5 @@ def _compile_a_little(device: str, place: Path) -> None:
         except Exception as error:  # no C++ compiler, say: each trial that needs it will tell
             print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
         finally:
+            torch._dynamo.reset()
             del os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]

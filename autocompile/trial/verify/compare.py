@@ -275,7 +275,7 @@ def compare(
     """
     eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
     if eager.structure != compiled.structure:
-        return f"another structure: {compiled!s:.120} instead of {eager!s:.120}"
+        return f"another structure: {compiled[0]:.120} instead of {eager[0]:.120}"
     pairs = _pairs_of(eager.leaves, compiled.leaves)
     floor_of = _noise_floors(eager.leaves, pairs)
     golden: Leaves | None = None

@@ -61,19 +61,8 @@ class TypeName(str):
 class Flat(NamedTuple):
     """The leaves of a tree by path, in order, and what is around them."""
 
-    structure: Any
+    structure: str
     leaves: list[tuple[str, Any]]
-
-    def __str__(self) -> str:
-        return _text(self.structure)
-
-
-def _text(structure: Any) -> str:
-    if structure is None:
-        return "*"
-    name, parts = structure
-    inside = ", ".join(f"{key}: {_text(part)}" for key, part in parts)
-    return f"{name.removeprefix('builtins.')}({inside})"
 
 
 def flatten(tree: Any) -> Flat:
@@ -134,8 +123,8 @@ def attribute_names(thing: Any) -> list[str]:
     return sorted(name for name in names - {"__dict__", "__weakref__"} if hasattr(thing, name))
 
 
-def _walk(thing: Any, path: str, inside: tuple[int, ...], leaves: Parts) -> Any:
-    """Add the leaves of a part and return its structure: name, and structures by key.
+def _walk(thing: Any, path: str, inside: tuple[int, ...], leaves: Parts) -> str:
+    """Add the leaves of a part and return its structure: name, and structures by key; ``*``.
 
     ``inside`` has the ids of its parents, against reference cycles.
     """
@@ -146,14 +135,14 @@ def _walk(thing: Any, path: str, inside: tuple[int, ...], leaves: Parts) -> Any:
             name = f"a {_name(thing if isinstance(thing, FunctionType) else type(thing))}"
             thing = name if inside else TypeName(name)
         leaves.append((path, thing))
-        return None
+        return "*"
     structure = []
     for key, part in parts:
         is_inner = _is_object(thing) or key is _CONTEXT
         deeper = (*inside, id(thing)) if is_inner else inside
-        structure.append((key, _walk(part, f"{path}{key}", deeper, leaves)))
+        structure.append(f"{key}: {_walk(part, f'{path}{key}', deeper, leaves)}")
     kind = torch.Tensor if isinstance(thing, torch.Tensor) else type(thing)
-    return _name(kind), tuple(structure)
+    return f"{_name(kind).removeprefix('builtins.')}({', '.join(structure)})"
 
 
 def _parts_of(thing: Any, depth: int) -> Parts | None:
