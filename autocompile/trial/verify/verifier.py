@@ -330,10 +330,9 @@ class Verifier:
         want = {} if own else self._eagers()
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
-        if want and self._is_forward:
-            self.demand(got, want, when, self._noise, self._from_eager_in_float64)
-        elif want:
-            self.demand(got, want, when, self.accepted, self._from_eager_in_float64)
+        if want:
+            noise = self._noise if self._is_forward else self.accepted
+            self.demand(got, want, when, noise, self._from_eager_in_float64)
         if self._steps:
             self.demand_later_step(compiled, when)
         held = Held(got)
@@ -354,11 +353,7 @@ class Verifier:
         with self._other_eager_weights() as state:
             perturb(compiled.model, self._seed)
             want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
-            known = 10 * _largest_below(_MAX_NOISE, self._noise)
-            if self.check or self.tolerance is not None:
-                # The user may accept larger errors, which must not be taken for stale weights.
-                known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
-            visible = mismatch_scale(before, want, restless) > max(_VISIBLE, known)
+            visible = self._is_visible(before, want)
             if visible and not own:
                 self._demand_live(changed, want, before, "an in-place update of the weights")
             elif visible and not compare(own_before, changed, noise=self._noise, restless=restless):
@@ -389,13 +384,18 @@ class Verifier:
             output = self.seeded_call(compiled, 0)
             synchronize()
             took_s = time.perf_counter() - began
-            known = 10 * _largest_below(_MAX_NOISE, self._noise)
-            is_visible = mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
-            if not is_visible or self.has_own_draws(compiled):
+            if not self._is_visible(before, want) or self.has_own_draws(compiled):
                 return None, took_s
             got = copy_view(compiled.view(output))
             self._demand_live(got, want, before, "load_state_dict")
             return True, took_s
+
+    def _is_visible(self, before: View, want: View) -> bool:
+        known = 10 * _largest_below(_MAX_NOISE, self._noise)
+        if self.check or self.tolerance is not None:
+            # The user may accept larger errors, which must not be taken for stale weights.
+            known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
+        return mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
 
     @contextlib.contextmanager
     def _other_eager_weights(self) -> Iterator[dict[str, Any]]:
