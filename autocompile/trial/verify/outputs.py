@@ -30,7 +30,6 @@ __all__ = [
     "pieces",
     "refusal",
     "result_tensors",
-    "same_values",
     "without",
 ]
 
@@ -313,14 +312,10 @@ class Held:
 
 def _is_still(tensor: torch.Tensor, first: torch.Tensor) -> bool:
     try:
-        return same_values(tensor.detach(), first)
+        now = tensor.detach()
+        return bool(((now == first) | ((now != now) & (first != first))).all())
     except RuntimeError:  # torch refuses to read what a CUDA graph has overwritten
         return False
-
-
-def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors of one shape are equal, NaN included."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def refusal(check: Callable[[Any, Any], Any], expected: Any, actual: Any) -> str | None:
