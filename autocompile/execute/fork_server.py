@@ -21,7 +21,7 @@ from autocompile.protocol.processes import MARKER
 
 __all__ = ["ForkServer", "ForkServerError"]
 
-_MODULE = "autocompile.trial.process.fork_server"
+_MODULE = "autocompile.trial.fork_server"
 _PATIENCE_S = 120.0  # to import everything on a slow disk
 _FORK_S = 30.0  # to fork while idle
 _MOST_BYTES = 1 << 16

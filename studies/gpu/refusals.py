@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from autocompile.settings.config import CompileConfig
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import make_side, perturb
 from autocompile.trial.target.target import Target, seed_everything

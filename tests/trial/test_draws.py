@@ -13,7 +13,7 @@ from torch import nn
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.process.failures import Failed
+from autocompile.trial.failures import Failed
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
 

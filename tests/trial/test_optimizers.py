@@ -19,8 +19,8 @@ from torch import nn, optim
 from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks import screening

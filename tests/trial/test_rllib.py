@@ -31,9 +31,9 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
 from autocompile.space.spaces import calls_between_updates
+from autocompile.trial import worker
+from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry
-from autocompile.trial.process import worker
-from autocompile.trial.process.channel import Channel
 from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object

@@ -16,8 +16,8 @@ from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, adam, seed_everything, sum_of_floats
 from autocompile.trial.verify.verifier import (

@@ -24,7 +24,7 @@ from autocompile.settings.phases import (
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.process.failures import first_words
+from autocompile.trial.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target.target import Target
 

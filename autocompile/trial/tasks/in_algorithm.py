@@ -19,8 +19,8 @@ from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.record import Step
+from autocompile.trial.channel import Channel
 from autocompile.trial.measure.telemetry import synchronizer
-from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.load import import_target, split_spec
 
 __all__ = ["compare", "compare_target"]

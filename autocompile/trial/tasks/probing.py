@@ -25,15 +25,15 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
+from autocompile.trial import failures
+from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, explain, memory, telemetry
 from autocompile.trial.measure.optimizers import seconds_by_implementation
-from autocompile.trial.process import failures
-from autocompile.trial.process.channel import Channel
-from autocompile.trial.process.toolchain import prepare
 from autocompile.trial.target.load import home_of
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
+from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, without
 from autocompile.trial.verify.verifier import Verifier

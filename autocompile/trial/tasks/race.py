@@ -26,6 +26,8 @@ from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import AT_WORK, Outcome, Step
+from autocompile.trial.channel import Channel, make_autotuning_exclusive
+from autocompile.trial.failures import note_failure
 from autocompile.trial.measure import telemetry
 from autocompile.trial.measure.timing import (
     FirstCalls,
@@ -35,8 +37,6 @@ from autocompile.trial.measure.timing import (
     no_garbage_collection,
     side_by_side,
 )
-from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.process.failures import note_failure
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.tasks.steps import Comparison, timed

@@ -16,10 +16,10 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Step
+from autocompile.trial.channel import Channel, make_autotuning_exclusive
+from autocompile.trial.failures import Failed, first_words, only_logged
 from autocompile.trial.measure import explain, memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
-from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.process.failures import Failed, first_words, only_logged
 from autocompile.trial.target.load import home_of
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed

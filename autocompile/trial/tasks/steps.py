@@ -13,10 +13,10 @@ from autocompile.protocol.requests import ProbeRequest, RaceRequest, Request, Tr
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
+from autocompile.trial.channel import Channel
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.measure.timing import Timed
-from autocompile.trial.process.channel import Channel
-from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side
 from autocompile.trial.target.target import Target, seed_everything

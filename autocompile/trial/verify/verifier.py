@@ -28,8 +28,8 @@ from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
+from autocompile.trial.failures import Failed, first_words
 from autocompile.trial.measure import telemetry
-from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.target.sides import (
     Side,
     copies,

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import processes
-from autocompile.trial.process import toolchain
-from autocompile.trial.process.supervisor import guard
+from autocompile.trial import toolchain
+from autocompile.trial.supervisor import guard
 
 _TEST_CHILD_S = 30
 _LONGEST = 1 << 20
@@ -44,7 +44,7 @@ class _ForkServer:
         import torch._inductor.compile_fx
         import torch._inductor.select_algorithm
 
-        from autocompile.trial.process.worker import run  # what every trial needs of ours
+        from autocompile.trial.worker import run  # what every trial needs of ours
 
         with contextlib.suppress(ImportError):
             # Or Inductor's first compile leaves a thread behind.
