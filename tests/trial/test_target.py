@@ -310,27 +310,13 @@ def test_a_file_without_get_model_is_told_what_to_try(
     assert error.hint == f"autocompile {f'tune model.py:{hint}' if hint else 'init model.py'}"
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs"),
-    [
-        ("Sequential(nn.ReLU(), nn.Linear(9, 2))", "torch.randn(batch_size, 9)"),
-        ("Conv2d(3, 8, 3)", "torch.randn(batch_size, 3, 64, 64)"),
-        ("Embedding(50, 8)", "torch.randint(50, (batch_size, 128))"),
-        ("TransformerEncoderLayer(8, 2)", None),
-    ],
-)
-def test_a_model_without_inputs_beside_it_is_said_with_what_its_first_layer_takes(
-    work: Path, model: str, inputs: str | None
-) -> None:
-    write(work, f"from torch import nn\ndef get_model(): return nn.{model}\n")
+def test_a_model_without_inputs_beside_it_is_said_with_what_they_may_be(work: Path) -> None:
+    write(work, "from torch import nn\ndef get_model(): return nn.Linear(9, 2)\n")
     error = error_of("model.py")
     assert error.what == "model.py has no get_inputs(batch_size) next to it"
-    assert "a dict for model(**x)" in error.details[0]
+    (detail,) = error.details
+    assert "a dict for model(**x)" in detail
     assert error.hint is not None and error.hint.startswith("autocompile init")
-    if inputs is None:
-        assert len(error.details) == 1
-    else:
-        assert error.details[-1] == f"def get_inputs(batch_size): return ({inputs},)"
 
 
 def test_a_file_that_is_not_python_is_said(work: Path) -> None:
