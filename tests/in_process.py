@@ -22,8 +22,8 @@ from torch._dynamo.backends.registry import _COMPILER_FNS
 from autocompile.protocol.requests import _CLASSES, Header
 from autocompile.settings.config import CompileConfig
 from autocompile.store.measurement import Measurement
+from autocompile.trial import worker
 from autocompile.trial.measure.timing import block
-from autocompile.trial.process import worker
 from autocompile.trial.tasks import screening
 
 __all__ = ["Try", "timed_for_a_moment", "trials"]

@@ -31,7 +31,7 @@ __all__ = ["ForkServer", "ForkServerError", "Isolation", "ProcessStarter", "dema
 
 Isolation = Literal["auto", "fork", "spawn"]
 
-_MODULE = "autocompile.trial.process.fork_server"
+_MODULE = "autocompile.trial.fork_server"
 _PATIENCE_S = 120.0  # to import everything on a slow disk
 _FORK_S = 30.0  # to fork while idle
 _MOST_DEATHS = 2  # of fork servers that died unexpectedly

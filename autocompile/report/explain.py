@@ -131,12 +131,12 @@ def _names(counts: object) -> str:
 
 
 def _replays(record: Record, device: str) -> bool:
-    """Whether it was seen that CUDA graphs launch what was compiled."""
+    """Whether CUDA graphs were asked for and torch gave none of them up; no replay is watched."""
     return (
         device.startswith("cuda")
         and record.config.has_cuda_graphs
         and not record.detail.get("cudagraph_skips")
-        and not phase_of(record.phase).has_backward  # it runs in a thread that cannot be watched
+        and not phase_of(record.phase).has_backward
         and _part(record, "compiled").get("replayed") is True
     )
 

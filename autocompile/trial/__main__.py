@@ -10,7 +10,7 @@ if sys.path[0] in ("", os.getcwd()):
 
 import argparse
 
-from autocompile.trial.process.supervisor import guard
+from autocompile.trial.supervisor import guard
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     args = parser.parse_args()
 
     def work() -> None:
-        from autocompile.trial.process.worker import run
+        from autocompile.trial.worker import run
 
         run(args.folder, args.channel, args.nonce, args.control, bool(args.fork_server))
 

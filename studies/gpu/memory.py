@@ -54,7 +54,7 @@ def get_loss(output: torch.Tensor, inputs: Any) -> torch.Tensor:
 def child(phase: str, device: str, backend: str) -> None:
     """Run a trial in this process; prints the level before it, and a GPU's peak after it."""
     from autocompile.settings.config import CompileConfig
-    from autocompile.trial.process import worker
+    from autocompile.trial import worker
 
     torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(8, device=device))
     peaks = [0]

@@ -23,16 +23,14 @@ from typing import Any
 import torch
 
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import perturb
-from autocompile.trial.process.failures import Failed
+from autocompile.trial.failures import Failed
+from autocompile.trial.measure import telemetry
 from autocompile.trial.target.load import build, import_target
+from autocompile.trial.target.sides import make_side, perturb
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.compare import ALL, MOST_ROUNDING, differences, lengths
 from autocompile.trial.verify.outputs import View
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
 
 HERE = Path(__file__).resolve().parent
 PHASE = "train_step"

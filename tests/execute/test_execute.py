@@ -582,7 +582,7 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
 def test_inductors_own_benchmarks_run_alone() -> None:
     code = """
 import contextlib, json
-from autocompile.trial.process.channel import make_autotuning_exclusive
+from autocompile.trial.channel import make_autotuning_exclusive
 asked = []
 class Channel:
     @contextlib.contextmanager

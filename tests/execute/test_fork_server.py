@@ -146,7 +146,7 @@ def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
         executor.close()
     (said,) = told  # once is enough
     assert said.startswith("each trial starts its own interpreter") and why in said
-    server, trial = "autocompile.trial.process.fork_server", "autocompile.trial"
+    server, trial = "autocompile.trial.fork_server", "autocompile.trial"
     assert log.read_text().split() == [*[server] * starts, trial, trial]
     executor = LocalExecutor(isolation="fork", jobs=1)
     executor.start(job(3, tmp_path, python))

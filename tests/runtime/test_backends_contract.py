@@ -19,7 +19,7 @@ from autocompile.runtime.applying import process_of
 from autocompile.runtime.compiling import compile_function
 from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.inspect import environment
+from autocompile.trial.measure import environment
 
 Compile = Callable[[Any], Callable[..., Any]]
 pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")

@@ -34,7 +34,7 @@ from autocompile.runtime.applying import process_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
-from autocompile.trial.process.channel import Channel
+from autocompile.trial.channel import Channel
 from autocompile.trial.tasks.saving import save
 
 FROZEN, AOT = CompileConfig(freezing=True), CompileConfig("aot_eager")

@@ -157,10 +157,7 @@ def fork_servers(tuner: Tuner) -> list[int]:
     found = []
     for pid in Path(children).read_text().split():
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if (
-                b"autocompile.trial.process.fork_server"
-                in Path(f"/proc/{pid}/cmdline").read_bytes()
-            ):
+            if b"autocompile.trial.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(int(pid))
     return found
 

@@ -179,7 +179,7 @@ from autocompile.settings.dimensions import Place
 from autocompile.space.space import build_space
 from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
-from autocompile.trial.inspect.telemetry import same_code_key
+from autocompile.trial.measure.telemetry import same_code_key
 
 here = Path(autocompile.__file__).parent.parent
 assert here == Path.cwd()

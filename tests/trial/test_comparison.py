@@ -11,8 +11,8 @@ import pytest
 import torch
 from in_process import Try
 
-from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import compare
+from autocompile.trial.verify.outputs import refusal
 
 HEAD = """
 import dataclasses, itertools, torch

@@ -13,11 +13,9 @@ from torch import nn
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
-from autocompile.trial.process.failures import Failed
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.failures import Failed
+from autocompile.trial.target.sides import Side, make_side
+from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 

@@ -27,15 +27,14 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: 
 
 from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.store.record import Record  # noqa: E402
-from autocompile.trial.inspect import telemetry  # noqa: E402
-from autocompile.trial.measure.schedule import try_schedule  # noqa: E402
-from autocompile.trial.phases.phases import make_side, phases_of  # noqa: E402
+from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.target import rllib  # noqa: E402
 from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
 from autocompile.trial.target.rllib import from_object  # noqa: E402
+from autocompile.trial.target.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
-from autocompile.trial.verify.verifier import Verifier  # noqa: E402
+from autocompile.trial.verify.verifier import Verifier, try_schedule  # noqa: E402
 
 AOT = CompileConfig("aot_eager")
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -219,8 +218,7 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     verifier, side = verified(target, "learner_update", draws, fused)
     result = Record(0, "learner_update", fused, 24, compile_s=0.0)
     try_schedule(verifier, side, result, 300.0)
-    assert result.detail["lr_changes"] == 10
-    assert result.detail["lr_recompiles"] == 0
+    assert result.notes == []
 
 
 def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(

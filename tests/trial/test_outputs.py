@@ -15,8 +15,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.trial.verify.compare import compare, mismatch_scale
-from autocompile.trial.verify.outputs import Held, copy_view, has_nan, has_tensor, opaque_types
-from autocompile.trial.verify.tree import flatten
+from autocompile.trial.verify.outputs import (
+    Held,
+    copy_view,
+    flatten,
+    has_nan,
+    has_tensor,
+    opaque_types,
+)
 
 
 class Layer:

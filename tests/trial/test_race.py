@@ -18,8 +18,8 @@ from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import AT_WORK, Outcome
-from autocompile.trial.process import worker
-from autocompile.trial.process.channel import Channel
+from autocompile.trial import worker
+from autocompile.trial.channel import Channel
 from autocompile.trial.tasks import race as race_module
 
 NET = """

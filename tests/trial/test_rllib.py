@@ -31,13 +31,13 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
-from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import make_side, phases_of
-from autocompile.trial.process import worker
-from autocompile.trial.process.channel import Channel
+from autocompile.trial import worker
+from autocompile.trial.channel import Channel
+from autocompile.trial.measure import telemetry
 from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
+from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.race import exported_side
 from autocompile.trial.tasks.steps import inputs_of

@@ -11,7 +11,7 @@ import torch
 from torch._inductor.codecache import PyCodeCache
 
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.inspect.telemetry import same_code_key
+from autocompile.trial.measure.telemetry import same_code_key
 
 CPU = torch.device("cpu")
 

@@ -19,11 +19,10 @@ from torch.utils import _pytree as pytree
 
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target
-from autocompile.trial.verify.calls import RoundOtherwise
 from autocompile.trial.verify.compare import ALL
+from autocompile.trial.verify.rounding import RoundOtherwise
 from autocompile.trial.verify.verifier import Verifier
 
 Lie = Callable[[Side], None]

@@ -16,13 +16,15 @@ from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
-from autocompile.trial.process.failures import Failed
+from autocompile.trial.failures import Failed
+from autocompile.trial.measure import telemetry
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, adam, seed_everything, sum_of_floats
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_draws_by_seed
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.verifier import (
+    Verifier,
+    compare_with_eagers_draws,
+    demand_draws_by_seed,
+)
 
 Lie = Callable[[Side], None]
 PHASES = ("forward", "optimizer_step", "train_step")

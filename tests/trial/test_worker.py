@@ -26,10 +26,10 @@ from autocompile.runtime import machine
 from autocompile.settings.backends import DEFAULT_BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome, Step
-from autocompile.trial.inspect import environment, telemetry
-from autocompile.trial.phases.side import Side
-from autocompile.trial.process import worker
-from autocompile.trial.process.failures import first_words, outcome_of, where_in
+from autocompile.trial import worker
+from autocompile.trial.failures import first_words, outcome_of, where_in
+from autocompile.trial.measure import environment, telemetry
+from autocompile.trial.target.sides import Side
 from autocompile.trial.tasks.steps import timed
 
 CPU, PLAIN = torch.device("cpu"), str(TARGETS / "plain.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autocompile.trial.measure.clocks import ReferenceWork
+from autocompile.trial.measure.timing import ReferenceWork
 
 CPU = torch.device("cpu")
 

@@ -1,1 +1,1 @@
-"""Times calls and measures memory."""
+"""Times calls, measures memory, and tells what torch is and has compiled."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,39 +24,29 @@ __all__ = [
     "peak_bytes",
 ]
 
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
-_TINY_BYTES = 2**17
 CONTEXT_BYTES = 2**30
 """Of a GPU's memory, for CUDA itself and the libraries' workspaces."""
 
 
 def peak_bytes(
     call: Callable[[], Any], held: Callable[[], Any], device: torch.device, graphs: bool
-) -> int | None:
-    """Peak memory of a side in bytes: its own tensors plus what a call allocates; None if unknown.
+) -> int:
+    """Peak memory of a side in bytes: its own tensors on the device plus what a call allocates.
 
-    Excludes everything else in the process. Counts only tensors on the device. Allocations outside
-    torch's allocator count on a CPU only. Nothing may be timed in this process afterwards, since it
-    changes the allocator's settings.
-
-    Args:
-        call: the unit of work.
-        held: returns all tensors that the side holds between two calls.
-        device: where it runs.
-        graphs: whether the CUDA graphs of this process belong to this side.
+    On a CPU this is what torch's allocator gives, so what another runtime takes is not in it.
+    ``held`` returns all tensors that the side holds between two calls; ``graphs`` says whether the
+    CUDA graphs of this process belong to it.
     """
+    call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":
-        call()  # creates optimizer state, workspaces and CUDA graphs
         return _cuda_peak(call, held, device, graphs)
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        # Larger blocks return to the system when freed. By default glibc keeps those of up to
-        # 32 MiB in its heap.
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
-    call()
-    with _kept_blocks_taken():
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it prints into the trial's log
+    with torch.autograd.profiler.profile(profile_memory=True) as seen:
         call()
-        growth = _resident_growth(call)
-    return None if growth is None else growth + sum(_storages(held(), device).values())
+    events = [e for e in seen.kineto_results.events() if e.name() == "[memory]"]
+    sizes = (e.nbytes() for e in sorted(events, key=lambda event: event.start_ns()))
+    growth = max(itertools.accumulate(sizes), default=0)
+    return max(0, growth) + sum(_storages(held(), device).values())
 
 
 def most_held_bytes(device: torch.device) -> int:
@@ -69,41 +61,6 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-_HEAP = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-
-
-class _Heap(ctypes.Structure):
-    """``struct mallinfo2`` of malloc.h; ``fordblks`` are the bytes of the free blocks."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _HEAP.split())
-
-
-@contextlib.contextmanager
-def _kept_blocks_taken() -> Iterator[None]:
-    """Allocate the larger free blocks of this thread's heap, so that a call uses none of them.
-
-    They were kept before ``mallopt``. In them a call's blocks stay resident when freed, and one in
-    which small blocks have settled fits no longer, so the peak would depend on chance.
-    """
-    _resident_bytes()  # gives their pages back, which cannot be done once they are taken
-    taken: list[int | None] = []
-    c = ctypes.CDLL(None)
-    try:
-        with contextlib.suppress(OSError, AttributeError):  # not glibc, or before 2.33
-            c.mallinfo2.restype, c.malloc.restype = _Heap, ctypes.c_void_p
-            c.malloc.argtypes, c.malloc_usable_size.restype = [ctypes.c_size_t], ctypes.c_size_t
-            c.malloc_usable_size.argtypes = c.free.argtypes = [ctypes.c_void_p]
-            for _ in range(c.mallinfo2().fordblks // _TINY_BYTES + 1):
-                taken.append(c.malloc(_TINY_BYTES))
-                # One of the heap has 8 bytes more, one from the system whole pages more.
-                if not 8 <= c.malloc_usable_size(taken[-1]) - _TINY_BYTES < 64:
-                    break
-        yield
-    finally:
-        for block in taken:
-            c.free(block)
-
-
 def _storages(tree: Any, device: torch.device) -> dict[int, int]:
     """Address to bytes of each storage on the device."""
     found = {}
@@ -114,21 +71,6 @@ def _storages(tree: Any, device: torch.device) -> dict[int, int]:
                 storage = leaf.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
     return found
-
-
-def _resident_growth(call: Callable[[], Any]) -> int | None:
-    """Bytes by which the resident memory peaks above its level before the call.
-
-    The peak is reset through ``/proc/self/clear_refs`` (proc(5)); None if that is not possible.
-    """
-    before = _resident_bytes()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return None
-    call()
-    peak = _status_bytes("VmHWM")
-    return max(0, peak - before) if peak else None
 
 
 def freed_bytes(let_go: Callable[[], None]) -> int:
@@ -147,14 +89,9 @@ def _resident_bytes() -> int:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(name: str) -> int:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 

@@ -6,7 +6,7 @@ implementation alone is the fastest in any step whose model is compiled.
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from autocompile.runtime.optimizers import implementations, set_implementation
 from autocompile.settings.phases import LEARNER_UPDATE
+from autocompile.trial.measure.timing import Timed, block
 from autocompile.trial.target.target import Target
 
 __all__ = ["seconds_by_implementation"]
@@ -31,14 +32,10 @@ def seconds_by_implementation(
     One set of parameters, gradients and states is held at a time. Empty where there is no choice.
     """
     model = target.fresh_model(phase)
-    names = _names(target, phase, model)
-    return {name: _seconds(target, phase, model, name, synchronize) for name in names}
-
-
-def _names(target: Target, phase: str, model: torch.nn.Module) -> list[str]:
     every = [implementations(optimizer) for optimizer, _ in _optimizers(target, phase, model)]
     common = [n for n in (every[0] if every else []) if all(n in found for found in every)]
-    return ["default", *common] if common else []
+    names = ["default", *common] if common else []
+    return {name: _seconds(target, phase, model, name, synchronize) for name in names}
 
 
 def _optimizers(target: Target, phase: str, model: torch.nn.Module) -> list[tuple[Any, Any]]:
@@ -63,21 +60,12 @@ def _seconds(
             p.grad = torch.full_like(p, 1e-3)
         set_implementation(optimizer, name)
         steps.append(optimizer.step)
-
-    def block(calls: int) -> float:
-        synchronize()
-        began = time.perf_counter()
-        for _ in range(calls):
-            for step in steps:
-                step()
-        synchronize()
-        return (time.perf_counter() - began) / calls
-
-    once_s = min(block(1) for _ in range(_WARM_STEPS))
+    side = Timed(lambda: [step() for step in steps], lambda: None, contextlib.nullcontext)
+    once_s = min(block(side, 1, synchronize) for _ in range(_WARM_STEPS))
     calls = max(1, round(_BLOCK_S / once_s))
     blocks = max(1, min(_BLOCKS, round(_MAX_S / (calls * once_s))))
     # The least of many short blocks: a neighbour slows some of them, and nothing makes one faster.
-    found = min(block(calls) for _ in range(blocks))
+    found = min(block(side, calls, synchronize) for _ in range(blocks))
     for p in model.parameters():
         p.grad = None
     return found

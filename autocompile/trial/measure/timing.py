@@ -1,9 +1,9 @@
-"""Times several callables in alternating blocks.
+"""Times several callables in alternating blocks, calls that compile, and a reference workload.
 
 Each round times one block of each side in one process, so that clock speed, load and heat affect
-all equally. A block is about 20 ms of calls between two synchronizations. All raw
-times are kept. A search stops timing a setting that is clearly too slow (:func:`screen`); a race
-times all sides for the same number of rounds (:func:`side_by_side`).
+all equally. A block is about 20 ms of calls between two synchronizations. A search stops timing a
+setting that is clearly too slow (:func:`screen`); a race times all sides for the same number of
+rounds (:func:`side_by_side`).
 
 A side slows the first calls of the next one: its threads busy-wait for about ten milliseconds after
 their last call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5
@@ -23,11 +23,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.measurement import Measurement
+from autocompile.trial.target.sides import Side
 
 __all__ = [
+    "FirstCalls",
+    "ReferenceWork",
     "Rounds",
     "Timed",
     "block",
@@ -38,6 +43,7 @@ __all__ = [
     "side_by_side",
 ]
 
+_SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
 _LOOK_EVERY = 4
 _FEW = 3  # rounds of very long calls
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
@@ -137,10 +143,8 @@ def lead_of(times: Sequence[float], calls: int) -> int:
 class Rounds:
     """Sides ready to be timed: warmed up, with block size and lead.
 
-    Attributes:
-        times: by side, seconds per call of each round's block.
-        calls: by side, calls of a block.
-        leads: by side, untimed calls before a block.
+    Attributes, all by side: ``times`` are the seconds per call of each round's block, ``calls``
+    those of a block, ``leads`` the untimed calls before it.
     """
 
     def __init__(
@@ -172,7 +176,6 @@ class Rounds:
 
     @property
     def count(self) -> int:
-        """Number of rounds so far."""
         return len(self.times[0])
 
     def one(self) -> None:
@@ -190,7 +193,6 @@ class Rounds:
             self.times[index].append(seconds)
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
-        """The times of a side and of the first one."""
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
@@ -217,11 +219,7 @@ def no_garbage_collection() -> Iterator[None]:
 def screen(
     eager: Timed, other: Timed, synchronize: Callable[[], None], limits: TimingLimits, seed: int
 ) -> tuple[Measurement, list[str]]:
-    """Time a setting against eager until its speed-up is known well enough or clearly too low.
-
-    Returns:
-        The raw times, and sentences for the user.
-    """
+    """Time a setting against eager until its speed-up is known well enough or clearly too low."""
     with no_garbage_collection():
         alone_s = _alone(eager, synchronize, limits.block_s)
         rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
@@ -276,3 +274,71 @@ def side_by_side(
             began = time.monotonic()
             rounds.one()
             spent_s += time.monotonic() - began
+
+
+class FirstCalls:
+    """Times each call of a side until :meth:`stop`, less the seconds ``waited`` meanwhile.
+
+    Later calls may compile too: when an optimizer has momentum or gradients exist, the program
+    differs, and CUDA graphs are recorded at the second call. ``window`` is that of the first call.
+    """
+
+    def __init__(
+        self, side: Side, synchronize: Callable[[], None], waited: Callable[[], float]
+    ) -> None:
+        self._side, self._call = side, side.call
+        self._synchronize, self._waited = synchronize, waited
+        self._seconds: list[float] = []
+        self.window: tuple[float, float] | None = None
+        side.call = self._timed
+
+    def stop(self) -> None:
+        self._side.call = self._call
+
+    def compile_s(self, steady_s: float) -> float:
+        return sum(max(0.0, seconds - steady_s) for seconds in self._seconds)
+
+    def _timed(self) -> Any:
+        self._synchronize()
+        waited_s, began = self._waited(), time.monotonic()
+        output = self._call()
+        self._synchronize()
+        ended = time.monotonic()
+        self.window = self.window or (began, ended)
+        self._seconds.append(ended - began - (self._waited() - waited_s))
+        return output
+
+
+class ReferenceWork:
+    """A small fixed computation, timed next to each measurement.
+
+    It detects a slow host (:mod:`autocompile.estimate`). Eager mode cannot serve for that,
+    since it is part of the measured ratio. Nothing is done next to a GPU: there eager mode depends
+    on the CPU's speed and a replayed graph does not, so no state of the CPU is the right one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # Explicit, since the target may change the default dtype and device.
+        square = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
+        self._left, self._right, self._out = square, square.clone(), square.clone()
+        self._small = torch.zeros(4, dtype=torch.float32, device="cpu")
+        self._is_idle = device.type != "cpu"
+        self._seconds: list[float] = []
+        self._once()
+
+    def sample(self) -> None:
+        if not self._is_idle:
+            self._seconds.append(self._once())
+
+    @property
+    def median_s(self) -> float:
+        return median(self._seconds) if self._seconds else 0.0
+
+    def _once(self) -> float:
+        with torch.no_grad():
+            begin = time.perf_counter_ns()
+            for _ in range(_PRODUCTS):
+                torch.mm(self._left, self._right, out=self._out)
+            for _ in range(_SUMS):
+                self._small.add_(1.0)
+            return (time.perf_counter_ns() - begin) / 1e9

@@ -5,13 +5,11 @@ Written against ray 2.50 and 2.60, new API stack.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import random
 import threading
 import timeit
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -36,12 +34,7 @@ _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
 class Updates:
-    """Gradient updates of one module by the Learner of its configuration.
-
-    Args:
-        config: an AlgorithmConfig with its spaces; not changed.
-        module: a full RLModule; changed by each update.
-    """
+    """Gradient updates of a full RLModule, which they change, by the Learner of its config."""
 
     def __init__(self, config: Any, module: Any) -> None:
         own = _in_this_process(config)
@@ -49,7 +42,6 @@ class Updates:
         agents.add_module(DEFAULT_MODULE_ID, module)
         device = next(module.parameters()).device
         with (
-            _random_state_kept(device),  # a config's seed would make all batches equal
             # RLlib would ask ray for a GPU.
             mock.patch.object(torch_learner, "get_device", return_value=device),
             # IMPALA and APPO start an update thread that never ends.
@@ -122,7 +114,7 @@ def _episodes(config: Any, module: Any, count: int) -> list[Any]:
     if not getattr(config, "replay_buffer_config", None):
         length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
     own = _in_this_process(config)
-    own.seed, own.callbacks_class = None, RLlibCallback
+    own.callbacks_class = RLlibCallback
     for name in [name for name in vars(own) if name.startswith("callbacks_on_")]:
         setattr(own, name, None)
     spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
@@ -155,16 +147,6 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
     return found
 
 
-@contextlib.contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    # This device only: forking the others' generators would initialize CUDA on each.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
-
-
 def _in_this_process(config: Any) -> Any:
     """A copy of the configuration without remote workers and ray's own compiling."""
     own = config.copy(copy_frozen=False)
@@ -172,4 +154,5 @@ def _in_this_process(config: Any) -> Any:
     own.num_learners = own.num_gpus_per_learner = own.num_gpus_per_env_runner = 0
     own.num_aggregator_actors_per_learner = 0
     own.torch_compile_learner = False
+    own.seed = None  # or all batches are equal
     return own

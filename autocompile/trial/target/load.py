@@ -38,10 +38,7 @@ def home_of(spec: str) -> Path:
 
 
 def import_target(spec: str) -> ModuleType:
-    """Import a target's file by its path, or its module by its name; runs the user's code.
-
-    It sees no arguments of this process, as a script that is run without any.
-    """
+    """Import a target's file by its path, or its module by its name, as if without arguments."""
     place, _ = split_spec(spec)
     sys.argv = [place]
     if not (place.endswith(".py") or Path(place).is_file()):
@@ -60,12 +57,7 @@ def import_target(spec: str) -> ModuleType:
 
 
 def build(spec: str, module: ModuleType) -> Target:
-    """Build the target's model; call :func:`seed_everything` first for reproducible weights.
-
-    Raises:
-        TargetError: the module lacks a required definition.
-        Exception: whatever the user's functions raise.
-    """
+    """Build the target's model; call :func:`seed_everything` first for reproducible weights."""
     place, name = split_spec(spec)
     if not name:
         target = _from_module(module, place)
@@ -182,31 +174,12 @@ def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target
         raise TargetError(
             f"{spec} has no get_inputs(batch_size) next to it",
             "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
-            *_guessed_inputs(model),
             hint="autocompile init model.py   (writes a file to start from)",
         )
     target = Target(kind, model, lambda _: copy.deepcopy(example))
     if example is not None:
         target.fixed_batch, target.choices["inputs"] = True, "example_input_array of the model"
     return _with_user_functions(target, module)
-
-
-def _guessed_inputs(model: nn.Module) -> tuple[str, ...]:
-    """What get_inputs may look like: by the layer assigned first, which may not be called first."""
-    layer = next((m for m in model.modules() if next(m.parameters(False), None) is not None), None)
-    if isinstance(layer, nn.Linear):
-        made = f"torch.randn(batch_size, {layer.in_features})"
-    elif isinstance(layer, nn.Embedding):
-        made = f"torch.randint({layer.num_embeddings}, (batch_size, 128))"
-    elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        sizes = ", ".join(["64"] * len(layer.kernel_size))
-        made = f"torch.randn(batch_size, {layer.in_channels}, {sizes})"
-    else:
-        return ()
-    return (
-        f"its first layer is {type(layer).__name__}, so perhaps (with your own sizes):",
-        f"def get_inputs(batch_size): return ({made},)",
-    )
 
 
 def _with_user_functions(target: Target, module: ModuleType) -> Target:

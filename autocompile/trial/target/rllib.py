@@ -24,7 +24,7 @@ from autocompile.settings.phases import (
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.process.failures import first_words
+from autocompile.trial.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target.target import Target
 
@@ -110,10 +110,7 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
 
 
 def _take_threads(config: Any, target: Target) -> None:
-    """Set how many threads torch has in remote env runners and learners.
-
-    Ray sets OMP_NUM_THREADS to the whole CPUs of an actor, at least 1, where it is not set.
-    """
+    """Ray sets OMP_NUM_THREADS of remote actors to their whole CPUs, at least 1, if not set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     actors = {
@@ -129,10 +126,7 @@ def _take_threads(config: Any, target: Target) -> None:
 
 
 def _target(kind: str, module: Any, config: Any = None) -> Target:
-    """A target from a built RLModule, with random observations from its observation space.
-
-    If a configuration has connectors, they get observations of the environment.
-    """
+    """A target from a built RLModule, with random observations, passed through connectors."""
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
         connectors = None if config is None else observations.connectors_of(config)

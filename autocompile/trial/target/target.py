@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.trial.verify.tree import result_tensors
+from autocompile.trial.verify.outputs import result_tensors
 
 __all__ = ["Target", "adam", "call_model", "seed_everything", "sum_of_floats"]
 
@@ -43,27 +43,19 @@ class Target:
 
     Attributes:
         kind: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
-        model: the module, on the CPU or wherever the user puts it.
         make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
-        make_optimizer: builds the optimizer of a module's parameters.
-        loss: reduces an output to one number.
-        check: the user's comparison of eager and compiled outputs, if any.
         phase_inputs: replaces ``make_inputs`` for some phases.
-        make_learner: wraps a full RLModule in an
-            :class:`autocompile.trial.target.learner.Updates`; None without an AlgorithmConfig.
-        training_phase: returns the training phase that is tuned by default.
+        make_learner: wraps a full RLModule in :class:`learner.Updates`, if there is a config.
         inference_model: the smaller module that an env runner builds, if it differs from ``model``.
         training_model: the larger module that ``forward_train`` calls, if it differs.
-        own_batch_size: batch size by phase in the user's configuration.
+        own_batch_size: by phase, in the user's configuration.
         calls_per_update: calls between two changes of the weights, by phase.
         samples_per_update: rows between two changes of the weights, by phase, if that is fixed
             instead of the number of calls.
         threads: of torch, by phase, where the process that will run it has another number.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: the source of each choice, in words.
-        sha256: of the target's file.
         rebuild: builds ``model`` anew, or gives it again if nothing builds it.
-        device: where :meth:`to` has moved it.
     """
 
     kind: str

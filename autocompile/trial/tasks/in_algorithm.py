@@ -20,8 +20,8 @@ from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.record import Step
 from autocompile.store.runs import split_spec
-from autocompile.trial.inspect.telemetry import synchronizer
-from autocompile.trial.process.channel import Channel
+from autocompile.trial.channel import Channel
+from autocompile.trial.measure.telemetry import synchronizer
 from autocompile.trial.target.load import import_target
 
 __all__ = ["compare", "compare_target"]

@@ -23,14 +23,14 @@ from autocompile.runtime.regions import regions_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
-from autocompile.trial.inspect import environment, telemetry
-from autocompile.trial.measure import memory
+from autocompile.trial import failures
+from autocompile.trial.channel import Channel
+from autocompile.trial.measure import environment, memory, telemetry
 from autocompile.trial.measure.optimizers import seconds_by_implementation
-from autocompile.trial.phases.phases import make_side, phases_of
-from autocompile.trial.process import failures
-from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
+from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, without
 from autocompile.trial.verify.verifier import Verifier
@@ -75,7 +75,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     result.options = torch._inductor.list_options()
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
-        result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))
+        result.toolchain_s = prepare(device.type, Path(request.toolchain))
         channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

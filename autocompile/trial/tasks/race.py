@@ -26,14 +26,18 @@ from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import AT_WORK, Outcome, Record, Step
-from autocompile.trial.inspect import telemetry
-from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
-from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
-from autocompile.trial.process import compile_workers
-from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.process.failures import note_failure
+from autocompile.trial.channel import Channel, make_autotuning_exclusive
+from autocompile.trial.failures import note_failure
+from autocompile.trial.measure import telemetry
+from autocompile.trial.measure.timing import (
+    FirstCalls,
+    ReferenceWork,
+    Rounds,
+    Timed,
+    no_garbage_collection,
+    side_by_side,
+)
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import Verifier
@@ -62,7 +66,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
         channel.step(Step.COMPILE)
         with run.turn(said):
             run.racers.append(run.compiled(asked, said))
-    compile_workers.end()
+    telemetry.end_compile_workers()
     with no_garbage_collection():
         found = run.timed()
     channel.step(Step.VERIFY)

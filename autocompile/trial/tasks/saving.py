@@ -19,9 +19,9 @@ from autocompile.runtime.inplace import apply_config
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.store.record import Step
-from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import training_step
-from autocompile.trial.process.channel import Channel
+from autocompile.trial.channel import Channel
+from autocompile.trial.measure import telemetry
+from autocompile.trial.target.sides import training_step
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.tasks.steps import inputs_of, load
 

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 
 from autocompile.protocol.requests import TrialRequest
+from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Record, Step
-from autocompile.trial.inspect import explain, telemetry
-from autocompile.trial.measure import memory
-from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
-from autocompile.trial.measure.schedule import try_schedule
-from autocompile.trial.measure.timing import screen
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
-from autocompile.trial.process import compile_workers
-from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.process.failures import Failed, first_words, only_logged
+from autocompile.trial.channel import Channel, make_autotuning_exclusive
+from autocompile.trial.failures import Failed, first_words, only_logged
+from autocompile.trial.measure import explain, memory, telemetry
+from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.target.load import home_of
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_draws_by_seed
+from autocompile.trial.verify.verifier import (
+    compare_with_eagers_draws,
+    demand_draws_by_seed,
+    try_schedule,
+)
 
 __all__ = ["screen_setting"]
 
@@ -78,7 +78,7 @@ class _Trial(Comparison):
         self.channel.step(Step.VERIFY)
         self.verifier.first_calls(self.compiled, output)
         self.clock.stop()
-        compile_workers.end()
+        telemetry.end_compile_workers()
         memory.give_back(self.target.device)
         if not request.config.is_eager:
             self.prove_compiled()
@@ -152,7 +152,7 @@ class _Trial(Comparison):
         if is_short:
             with only_logged():  # it is a good trial, whatever cannot be explained of it
                 self.count_launches()
-        # After all that depends on the allocator, which it changes for good; before more graphs.
+        # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
@@ -167,17 +167,11 @@ class _Trial(Comparison):
             result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
 
     def count_launches(self) -> None:
-        result, compiled = self.result, self.compiled
+        result = self.result
         result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
-        if compiled.is_eager:
-            return
-
-        def steady() -> None:
-            # Otherwise Dynamo would compile the profiler's function, which is called meanwhile.
-            with torch.compiler.set_stance("fail_on_recompile"), compiled.context():
-                compiled.call()
-
-        result.detail["compiled"] = self.witness.compiled(steady, result.recompiles or 0)
+        if not self.compiled.is_eager:
+            has_graphs = uses_cuda_graphs(self.request.config)
+            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0, has_graphs)
 
     def peak_memory(self, side: Side) -> int | None:
         """What this side's tensors hold plus what a call needs on top, in bytes."""

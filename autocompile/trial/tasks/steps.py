@@ -13,18 +13,15 @@ from autocompile.protocol.requests import ProbeRequest, RaceRequest, Request, Tr
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
-from autocompile.trial.inspect import environment, telemetry
+from autocompile.trial.channel import Channel
+from autocompile.trial.failures import Failed
+from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.measure.timing import Timed
-from autocompile.trial.phases.side import Side
-from autocompile.trial.process import compile_workers
-from autocompile.trial.process.channel import Channel
-from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
+from autocompile.trial.target.sides import Side
 from autocompile.trial.target.target import Target, seed_everything
-from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import mismatch_scale
-from autocompile.trial.verify.outputs import View, copy_view
-from autocompile.trial.verify.tree import flatten
+from autocompile.trial.verify.outputs import View, copy_view, flatten, refusal
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["Comparison", "inputs_of", "is_prepared", "load", "timed"]
@@ -76,7 +73,7 @@ class Comparison:
         device = self.target.device
         self.synchronize = telemetry.synchronizer(device)
         if compiles:
-            compile_workers.use(request.compile_threads, device)
+            telemetry.use_compile_workers(request.compile_threads, device)
         channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
         with self.exclusive_on_cpu():

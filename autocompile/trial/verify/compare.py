@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.tree import flatten, pieces
+from autocompile.trial.verify.outputs import View, flatten, pieces, without
 
 __all__ = [
     "ALL",
+    "ELSEWHERE",
     "MOST_ROUNDING",
+    "UNREFERENCED",
     "Movement",
     "compare",
     "differences",
@@ -32,10 +33,9 @@ __all__ = [
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 _GRADIENT_TOLERANCE = 1e-2
-_UNREFERENCED = 10.0  # times the tolerance, where no float64 run can tell rounding from errors
+UNREFERENCED = 10.0  # times the tolerance, where no float64 run can tell rounding from errors
 _FP64_SMALL = 1000  # elements: such a tensor may be further from float64
-# A float64 run this far from eager computed something else, for example other random numbers.
-_FP64_USELESS = 0.25
+ELSEWHERE = 0.25  # a run this far from eager computed something else, as other random numbers
 # Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
 _HUGE = 1e3
 _SAMPLE = 1_000_000
@@ -275,7 +275,7 @@ def compare(
     """
     eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
     if eager.structure != compiled.structure:
-        return f"another structure: {compiled!s:.120} instead of {eager!s:.120}"
+        return f"another structure: {compiled[0]:.120} instead of {eager[0]:.120}"
     pairs = _pairs_of(eager.leaves, compiled.leaves)
     floor_of = _noise_floors(eager.leaves, pairs)
     golden: Leaves | None = None
@@ -310,7 +310,7 @@ def compare(
             if not golden:  # nobody's fault: what a reference might excuse is let pass
                 most = min(allowed, _UNREFERENCED_GRADIENT) if is_gradient else allowed
                 error = pair.error(floor) if pair else _error(want, got, floor)
-                if error > _UNREFERENCED * most:
+                if error > UNREFERENCED * most:
                     return problem
                 continue
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
@@ -342,7 +342,7 @@ class _Rounding:
         by = self._by(path, size)
         if not pair:
             # Where all gradients are rounding alone, nothing is known.
-            most = math.inf if self._moved.by.get(ALL, 0.0) <= _FP64_USELESS else _FP64_USELESS
+            most = math.inf if self._moved.by.get(ALL, 0.0) <= ELSEWHERE else ELSEWHERE
             least = floor / _NOISE * self._moved.epsilon  # of the deviation
             error = _error(want, got, least)
             most = min(_multiple(want.numel()) * by, most)
@@ -374,7 +374,6 @@ class _Rounding:
         return path != ALL and self._pairs[path].own < _SMALL**2 * self._pairs[ALL].own
 
     def has_length(self, path: str) -> bool:
-        """Whether a gradient is as long as rounding allows."""
         pair, exact = self._pairs[path], self._exact.get(path)
         by = self._by(path, pair.size)
         if not self._moved.by and exact:
@@ -485,7 +484,7 @@ def _as_good_as_eager(
     own, other = (
         _whole_error(golden, x) if is_gradient else _error(golden, x) for x in (want, got)
     )
-    if own > _FP64_USELESS and not is_gradient:
+    if own > ELSEWHERE and not is_gradient:
         return False
     multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0
     return other <= multiple * own + slack

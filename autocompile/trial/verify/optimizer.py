@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autocompile.trial.phases.side import Side, copies
-from autocompile.trial.verify.tree import pieces
+from autocompile.trial.target.sides import Side, copies
+from autocompile.trial.verify.compare import UNREFERENCED
+from autocompile.trial.verify.outputs import pieces
 
 __all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
 
@@ -26,7 +27,6 @@ __all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
 _TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
 _ULPS = 2.0  # of a parameter, by which its own rounding may move it
-_UNREFERENCED = 10.0  # times the tolerance, where float64 should tell rounding and cannot
 _MULTIPLE = 3.0  # of eager's own error against float64, or of what was accepted before
 
 Gradients = Mapping[str, torch.Tensor | None]
@@ -107,7 +107,7 @@ class StepCheck:
                 continue
             if exact is not None:
                 (found,) = golden = golden or (exact(),)
-                is_rounding = off <= _UNREFERENCED * allowed
+                is_rounding = off <= UNREFERENCED * allowed
                 if found is not None:
                     right = found.parameters[name].detach()
                     most = _MULTIPLE * _distance(want, right) + allowed

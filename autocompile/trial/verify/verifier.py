@@ -11,26 +11,36 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import importlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import TRAIN_STEP, phase_of
-from autocompile.store.record import Outcome
-from autocompile.trial.phases.side import Side, copies, perturb
-from autocompile.trial.process.failures import Failed, first_words
-from autocompile.trial.target.target import Target
-from autocompile.trial.verify.calls import Calls, RoundOtherwise
-from autocompile.trial.verify.check import refusal
+from autocompile.store.record import Outcome, Record
+from autocompile.trial.failures import Failed, first_words
+from autocompile.trial.measure import telemetry
+from autocompile.trial.target.sides import (
+    Side,
+    copies,
+    copy_inputs,
+    make_side,
+    perturb,
+    random_states,
+)
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.compare import (
     ALL,
+    ELSEWHERE,
     MOST_ROUNDING,
     Movement,
     compare,
@@ -45,31 +55,38 @@ from autocompile.trial.verify.outputs import (
     Held,
     View,
     copy_view,
+    flatten,
     has_nan,
     has_tensor,
     opaque_types,
+    refusal,
     without,
 )
-from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager, draws_itself
-from autocompile.trial.verify.tree import flatten
+from autocompile.trial.verify.rounding import RoundOtherwise, WideCasts
 
-__all__ = ["Verifier"]
+__all__ = ["Verifier", "compare_with_eagers_draws", "demand_draws_by_seed", "try_schedule"]
 
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
+_FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or more
+_CALLS = 3  # that are compared before the timing
+_SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same for some
 _ROUNDINGS = 4  # for what rounding moves
-_ELSEWHERE = 0.25  # gradients as one that are further apart are of other random numbers
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
 _Reference = Callable[[], View | None] | None
 
 
-class Verifier(Calls):
+class Verifier:
     """Runs eager mode twice, then verifies a compiled side against it.
 
     A method that finds an error raises :class:`Failed`: ``wrong_output`` or ``stale_weights``.
 
     Args:
+        target: the model and its inputs.
+        phase: the unit of work.
+        draws: two batches of inputs with different values; call ``n`` uses batch ``n % 2``.
+        seed: call ``n`` uses ``seed + n``.
         notes: gets sentences for the user.
         tolerance: the user's, for outputs.
         numbers: eager mode with the setting's precision, which the compiled side must agree with.
@@ -91,7 +108,8 @@ class Verifier(Calls):
         tolerance: float | None = None,
         numbers: CompileConfig = EAGER,
     ) -> None:
-        super().__init__(target, phase, draws, seed)
+        self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        self._why_no_reference = ""
         self._is_forward, self._steps = phase_of(phase).is_forward, phase_of(phase).steps
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
@@ -119,7 +137,7 @@ class Verifier(Calls):
         self._movement: Movement | None = None
         self._has_gradients = phase_of(phase).has_backward and "gradients" in self.expected
         self._own: View = {}
-        self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
+        self._is_random = self._depends_on_seed()
         notes += self._about_eager()
         self._expected = [] if self._steps else self._expected
 
@@ -141,14 +159,88 @@ class Verifier(Calls):
                 "fallback_random, which draws the same numbers"
             )
 
+    def another_side(self, config: CompileConfig = EAGER) -> Side:
+        model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
+        return make_side(self._target, self._phase, self._draws[0], config, model)
+
+    @contextlib.contextmanager
+    def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
+        """Context with a side of a model in float64; parameters that it shares are widened."""
+        target = dataclasses.replace(
+            self._target, model=model, inference_model=None, training_model=None
+        )
+        wide = target.fresh_model(self._phase, shares_parameters=True)
+        own = {id(p) for p in wide.parameters()}
+        shared = [(p, p.data) for p in model.parameters() if id(p) in own]
+        try:
+            side = make_side(target, self._phase, None, model=wide.double())
+            with WideCasts():  # type: ignore[no-untyped-call]
+                yield side
+        finally:
+            for p, data in shared:  # the same memory: to convert back could fail, and moves it
+                p.data = data
+
+    def seeded_call(self, side: Side, index: int) -> Any:
+        """Make call number ``index`` with its seed and batch of inputs."""
+        # A copy, since a model may change its inputs in place.
+        side.inputs = copy_inputs(self._draws[index % 2])
+        seed_everything(self._seed + index)
+        return side.run()
+
+    def _first_views(self, side: Side, *first: Any) -> Iterator[tuple[int, View, list[str]]]:
+        """Make the first calls, or those after the output ``first``.
+
+        Yields the number of each call, its view and the paths of outputs that it has overwritten.
+        """
+        held: Held | None = None
+        for index in range(_CALLS):
+            output = first[0] if first and not index else self.seeded_call(side, index)
+            lost = held.overwritten() if held else []
+            view = side.view(output)
+            held = Held(view)
+            yield index, view, lost
+
+    def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
+        """Eager's view of the last of these calls in float64, which tells rounding from errors.
+
+        It starts from the weights of ``model``. None if the model cannot run in float64, which is
+        kept as ``_why_no_reference``.
+        """
+        try:
+            with self._side_in_float64(model) as side:
+                view: View = {}
+                for call in calls:
+                    side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
+                    seed_everything(self._seed + call)
+                    view = side.view(side.run())
+                return copy_view(view)
+        except Exception as error:
+            self._why_no_reference = first_words(error)
+            return None
+
     def has_own_draws(self, side: Side) -> bool:
         """Whether this side's values depend on random numbers that differ from eager's."""
-        return self._is_random and draws_itself(side)
+        config: Any = importlib.import_module("torch._inductor.config")
+        return self._is_random and side.config.entry.by_inductor and not config.fallback_random
 
     def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
         """Context in which a side without its own draws draws eager's random numbers."""
-        asks = self._is_random and not draws_itself(side)
-        return drawing_as_eager() if asks else contextlib.nullcontext()
+        asks = self._is_random and not self.has_own_draws(side)
+        return _drawing_as_eager() if asks else contextlib.nullcontext()
+
+    def _depends_on_seed(self) -> bool:
+        """Whether eager's results depend on random numbers, from its kept state."""
+        before, side = random_states(), self.eager
+        side.run()
+        drawn = before != random_states()
+        side.restore()
+        if not drawn:
+            return False
+        views = []
+        for index in (0, 2):
+            views.append(copy_view(side.view(self.seeded_call(side, index))))
+            side.restore()
+        return mismatch_scale(*views) > max(1e-6, 10 * self.noise)
 
     def from_kept_state(self, side: Side, index: int = 0) -> View:
         """A copy of the view of a call from the state that eager has kept."""
@@ -212,7 +304,7 @@ class Verifier(Calls):
 
     def _demand(self, problem: str | None, when: str) -> None:
         """Raise if there is a problem; say where no float64 run could tell it from rounding."""
-        why, self.why_no_reference = self.why_no_reference, ""
+        why, self._why_no_reference = self._why_no_reference, ""
         if problem:
             when += f"; no float64 run tells rounding: {why}" * bool(why)
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
@@ -237,10 +329,9 @@ class Verifier(Calls):
         want = {} if own else self._eagers()
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
-        if want and self._is_forward:
-            self.demand(got, want, when, self._noise, self._from_eager_in_float64)
-        elif want:
-            self.demand(got, want, when, self.accepted, self._from_eager_in_float64)
+        if want:
+            noise = self._noise if self._is_forward else self.accepted
+            self.demand(got, want, when, noise, self._from_eager_in_float64)
         if self._steps:
             self.demand_later_step(compiled, when)
         held = Held(got)
@@ -251,7 +342,7 @@ class Verifier(Calls):
         """Check that new weights take effect, set in place and by ``load_state_dict``.
 
         Returns True; None if this cannot be checked: the phase is not a forward pass, or the output
-        hardly depends on the weights. An output that is still the old one is ``stale_weights``.
+        hardly depends on the weights.
         """
         if not self._is_forward:
             return None
@@ -261,11 +352,7 @@ class Verifier(Calls):
         with self._other_eager_weights() as state:
             perturb(compiled.model, self._seed)
             want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
-            known = 10 * _largest_below(_MAX_NOISE, self._noise)
-            if self.check or self.tolerance is not None:
-                # The user may accept larger errors, which must not be taken for stale weights.
-                known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
-            visible = mismatch_scale(before, want, restless) > max(_VISIBLE, known)
+            visible = self._is_visible(before, want)
             if visible and not own:
                 self._demand_live(changed, want, before, "an in-place update of the weights")
             elif visible and not compare(own_before, changed, noise=self._noise, restless=restless):
@@ -284,8 +371,7 @@ class Verifier(Calls):
     ) -> tuple[bool | None, float]:
         """Load new weights into a side that holds them as constants, once, for good.
 
-        Returns:
-            Whether its output follows, as :meth:`weights` says it, and the seconds of the call.
+        Returns whether its output follows, as :meth:`weights`, and the seconds of the call.
         """
         before = self.from_kept_state(self.eager)
         with self._other_eager_weights():
@@ -297,13 +383,18 @@ class Verifier(Calls):
             output = self.seeded_call(compiled, 0)
             synchronize()
             took_s = time.perf_counter() - began
-            known = 10 * _largest_below(_MAX_NOISE, self._noise)
-            is_visible = mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
-            if not is_visible or self.has_own_draws(compiled):
+            if not self._is_visible(before, want) or self.has_own_draws(compiled):
                 return None, took_s
             got = copy_view(compiled.view(output))
             self._demand_live(got, want, before, "load_state_dict")
             return True, took_s
+
+    def _is_visible(self, before: View, want: View) -> bool:
+        known = 10 * _largest_below(_MAX_NOISE, self._noise)
+        if self.check or self.tolerance is not None:
+            # The user may accept larger errors, which must not be taken for stale weights.
+            known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
+        return mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
 
     @contextlib.contextmanager
     def _other_eager_weights(self) -> Iterator[dict[str, Any]]:
@@ -325,7 +416,6 @@ class Verifier(Calls):
             self.eager.restore()
 
     def for_another(self) -> Verifier:
-        """The same for another side, whose errors it keeps apart."""
         made = copy.copy(self)
         made.steps = StepCheck(made._exact_steps)
         return made
@@ -357,10 +447,8 @@ class Verifier(Calls):
     def _pairs(self) -> Iterator[tuple[View, View, bool]]:
         """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
 
-        The last of each says whether both are calls from that state.
-
-        Of a step only the first call is made from the same state; the others from that which is
-        kept, where they can be compared with one another.
+        The last of each says whether both are calls from that state, as those of a step but for
+        the first.
         """
         if not self._steps:
             new = self._observe(self.another_side(self._numbers))
@@ -377,14 +465,13 @@ class Verifier(Calls):
         self.eager.restore()
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
-        """Steps of the target's optimizer in float64, from the initial weights."""
         try:
             with self._side_in_float64(self._target.model_of(self._phase)) as side:
                 for gradients in given:
                     step_with(side, gradients)
             return side
         except Exception as error:
-            self.why_no_reference = first_words(error)
+            self._why_no_reference = first_words(error)
             return None
 
     def _observe(self, side: Side) -> list[View]:
@@ -436,7 +523,6 @@ class Verifier(Calls):
         self._demand(problem, when)
 
     def _of_the_same(self, want: View, reference: Callable[[], View | None]) -> View | None:
-        """A float64 run, unless it returns something else than eager or draws other numbers."""
         found = reference()
         if not found:
             return None
@@ -444,15 +530,14 @@ class Verifier(Calls):
             [getattr(x, "shape", None) for _, x in flatten(view).leaves] for view in (want, found)
         )
         if len(set(map(str, shapes))) > 1:
-            self.why_no_reference = "it returns something else there"
+            self._why_no_reference = "it returns something else there"
         elif self._is_elsewhere(differences(want, found).get(ALL, 0.0)):
-            self.why_no_reference = "it draws other random numbers or computes something else"
-        return None if self.why_no_reference else found
+            self._why_no_reference = "it draws other random numbers or computes something else"
+        return None if self._why_no_reference else found
 
     def _is_elsewhere(self, apart: float) -> bool:
-        """Whether gradients are further from eager's than its rounding explains."""
         known = 0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
-        return apart > max(_ELSEWHERE, known)
+        return apart > max(ELSEWHERE, known)
 
     def _moved(self) -> Movement:
         """How far eager's results move where its operations are rounded otherwise.
@@ -520,3 +605,116 @@ class Verifier(Calls):
 
 def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
     return max((error for error in errors.values() if error <= limit), default=0.0)
+
+
+def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
+    """Check that own draws repeat with a seed and differ with another; the rest equals eager's."""
+    if not verifier.has_own_draws(compiled):
+        return
+    verifier.demand_repeats(compiled, "when the same seed is set again")
+    began, sides = time.monotonic(), (verifier.eager, compiled)
+    want, got = (without(verifier.from_kept_state(side), "gradients") for side in sides)
+    restless, differ, follows = set[str](), 0, False
+    for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
+        if time.monotonic() - began > _MOST_S:
+            break
+        views = [without(verifier.from_kept_state(side, call), "gradients") for side in sides]
+        ours, theirs = differences(want, views[0]), differences(got, views[1])
+        restless |= {path for path, apart in ours.items() if apart}
+        differ, follows = differ + any(ours.values()), follows or any(theirs.values())
+    else:
+        if not follows and differ > _SEEDS / 2:
+            what = "its results are the same whatever the seed, where eager's differ"
+            raise Failed(Outcome.WRONG_OUTPUT, f"{what} (random numbers)")
+        verifier.demand(got, want, "but for random numbers", verifier.accepted, restless=restless)
+    verifier.eager.restore()
+
+
+def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: CompileConfig) -> None:
+    """Compile the setting again so that it draws like eager, and compare it with eager.
+
+    Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
+    """
+    if not verifier.has_own_draws(compiled):
+        return
+    telemetry.reset_dynamo(config.backend)
+    with _drawing_as_eager():
+        twin = verifier.another_side(config)
+        verifier.first_calls(twin, verifier.seeded_call(twin, 0))
+        verifier.weights(twin)
+
+
+def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: float) -> None:
+    """Change the learning rate on both sides, step, and compare; then put everything back.
+
+    Dynamo treats a learning rate that is a Python number as a constant: each new value may
+    recompile the step, up to the recompile limit, after which torch runs eager. By the second
+    change it is known whether the number has become dynamic.
+
+    A note with advice joins the notes if a change recompiles the step, fails, or may take longer
+    than ``budget_s``. Nothing is timed after it: what it compiles stays in Dynamo's cache.
+
+    Raises:
+        Failed: ``wrong_output``, if a step does not follow the learning rate.
+    """
+    eager = verifier.eager
+    groups = [g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups]
+    rates = [float(g["lr"]) for g in groups if isinstance(g.get("lr"), (float, torch.Tensor))]
+    if not groups or len(rates) < len(groups):
+        return
+    rate, kind = compiled.optimizers[0].param_groups[0]["lr"], type(compiled.optimizers[0]).__name__
+    is_number = not isinstance(rate, torch.Tensor)
+    advice = f"; pass it as a tensor, e.g. {kind}(params, lr=torch.tensor({rate:g}))" * is_number
+    compile_s = result.compile_s or 0.0
+    if is_number and len(_FACTORS) * compile_s > budget_s:
+        result.notes.append(
+            "whether a learning-rate schedule recompiles this step was not tried: it takes "
+            f"{compile_s:.0f} s to compile"
+        )
+        return
+    eager.restore()
+    kept, before, problem = eager.kept, telemetry.dynamo_facts().graphs, None
+    try:
+        for change, factor in enumerate(_FACTORS, 1):
+            _set_rates(groups, rates, factor)
+            eager.keep()
+            compiled.adopt(eager)
+            verifier.seeded_call(compiled, change)
+            problem = problem or verifier.steps.later(eager, compiled)
+    except Exception as error:
+        words = first_words(error)
+        result.notes.append(f"after a change of the learning rate this step fails: {words}")
+        return
+    finally:
+        _set_rates(groups, rates, 1.0)
+        eager.kept = kept
+        eager.restore()
+        compiled.adopt(eager)
+    if problem:
+        what = f"the step does not follow the learning rate: {problem}"
+        raise Failed(Outcome.WRONG_OUTPUT, what + advice)
+    if recompiles := telemetry.dynamo_facts().graphs - before:
+        what = "a learning-rate schedule recompiles this step once"
+        if recompiles > 1:
+            what = "each change of the learning rate recompiles this step, up to torch's limit"
+        result.notes.append(what + advice)
+
+
+def _drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
+    """Context in which Inductor compiles and runs code that draws eager's random numbers."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    context: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
+    return context
+
+
+def _double(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def _set_rates(groups: list[dict[str, Any]], rates: list[float], factor: float) -> None:
+    """Like torch's schedulers: fill a tensor, replace a number."""
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate * factor)
+        else:
+            group["lr"] = rate * factor

@@ -1,10 +1,8 @@
-"""Makes the calls that are compared, each with its own seed and batch of inputs."""
+"""Modes in which eager rounds less (float64 throughout), or otherwise at random."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,16 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side, copy_inputs
-from autocompile.trial.process.failures import first_words
-from autocompile.trial.target.target import Target, seed_everything
-from autocompile.trial.verify.outputs import Held, View, copy_view
+__all__ = ["RoundOtherwise", "WideCasts"]
 
-__all__ = ["Calls", "RoundOtherwise", "WideCasts"]
-
-_CALLS = 3
 _PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
 _SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
 # Operations that choose, move or make numbers and round none, without underscores at the ends.
@@ -34,81 +24,6 @@ _EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone co
 _MAKES = ("new_", "rand", "zeros", "ones", "normal", "uniform", "exponential", "max_pool")
 _LEAST = 16  # numbers that move
 _SENTINEL = 1e8  # such large numbers stand for infinity, as in masks
-
-
-class Calls:
-    """The calls of a phase.
-
-    Args:
-        target: the model and its inputs.
-        phase: the unit of work.
-        draws: two batches of inputs with different values; call ``n`` uses batch ``n % 2``.
-        seed: call ``n`` uses ``seed + n``.
-    """
-
-    def __init__(self, target: Target, phase: str, draws: tuple[Any, Any], seed: int) -> None:
-        self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
-        self.why_no_reference = ""
-
-    def another_side(self, config: CompileConfig = EAGER) -> Side:
-        """A new side of the same phase with the initial weights."""
-        model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
-        return make_side(self._target, self._phase, self._draws[0], config, model)
-
-    @contextlib.contextmanager
-    def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
-        """Context with a side of a model in float64; parameters that it shares are widened."""
-        target = dataclasses.replace(
-            self._target, model=model, inference_model=None, training_model=None
-        )
-        wide = target.fresh_model(self._phase, shares_parameters=True)
-        own = {id(p) for p in wide.parameters()}
-        shared = [(p, p.data) for p in model.parameters() if id(p) in own]
-        try:
-            side = make_side(target, self._phase, None, model=wide.double())
-            with WideCasts():  # type: ignore[no-untyped-call]
-                yield side
-        finally:
-            for p, data in shared:  # the same memory: to convert back could fail, and moves it
-                p.data = data
-
-    def seeded_call(self, side: Side, index: int) -> Any:
-        """Make call number ``index`` with its seed and batch of inputs."""
-        # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self._draws[index % 2])
-        seed_everything(self._seed + index)
-        return side.run()
-
-    def _first_views(self, side: Side, *first: Any) -> Iterator[tuple[int, View, list[str]]]:
-        """Make the first calls, or those after the output ``first``.
-
-        Yields the number of each call, its view and the paths of outputs that it has overwritten.
-        """
-        held: Held | None = None
-        for index in range(_CALLS):
-            output = first[0] if first and not index else self.seeded_call(side, index)
-            lost = held.overwritten() if held else []
-            view = side.view(output)
-            held = Held(view)
-            yield index, view, lost
-
-    def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
-        """Eager's view of the last of these calls in float64, which tells rounding from errors.
-
-        It starts from the weights of ``model``. None if the model cannot run in float64, which is
-        kept as ``why_no_reference``.
-        """
-        try:
-            with self._side_in_float64(model) as side:
-                view: View = {}
-                for call in calls:
-                    side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
-                    seed_everything(self._seed + call)
-                    view = side.view(side.run())
-                return copy_view(view)
-        except Exception as error:
-            self.why_no_reference = first_words(error)
-            return None
 
 
 class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -221,7 +136,3 @@ def _of_tensor_cores(x: torch.Tensor, name: str) -> float:
         if x.is_cuda and x.dtype is torch.float32 and backend.fp32_precision == "tf32":
             return 2.0**-10
     return 0.0
-
-
-def _double(x: Any) -> Any:
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

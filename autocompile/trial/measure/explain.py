@@ -6,10 +6,7 @@ are counted in the source of Inductor's wrappers.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -19,13 +16,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.trial.inspect.telemetry import first_line
+from autocompile.trial.measure.telemetry import first_line, loaded_code
 
 __all__ = ["Witness", "breaks_of", "operators"]
 
 _MOST = 12  # entries of each list in a record
 _WIDE = 200  # characters of a text from torch
-_PATIENCE_S = 0.3  # for repeating eager's operators
 _SKIP = "skipping cudagraphs due to"
 _TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
 
@@ -73,27 +69,22 @@ def _is_free(func: Any) -> bool:
 def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     """Operators of one call: the total, the count of each kind, and on a CPU its seconds.
 
-    Use after the timing: it makes up to six calls, and counting slows every other one.
+    Use after the timing: it makes two calls, and counting slows the second.
     """
-    until = time.monotonic() + _PATIENCE_S
-    tries: list[tuple[float, _Operators]] = []
-    while not tries or (device.type == "cpu" and len(tries) < 3 and time.monotonic() < until):
-        begin = time.perf_counter()
+    begin = time.perf_counter()
+    call()
+    took, seen = time.perf_counter() - begin, _Operators()
+    with seen:
         call()
-        took, seen = time.perf_counter() - begin, _Operators()
-        with seen:
-            call()
-        tries.append((took, seen))
-    best = min((seen for _, seen in tries), key=lambda seen: sum(seen.seconds.values()))
     found: dict[str, Any] = {
-        "total": sum(best.count.values()),
-        "count": dict(best.count.most_common(_MOST)),
+        "total": sum(seen.count.values()),
+        "count": dict(seen.count.most_common(_MOST)),
     }
     if device.type == "cpu":  # on other devices a call returns before it has finished
-        longest = sorted(best.seconds.items(), key=lambda item: -item[1])[:_MOST]
+        longest = sorted(seen.seconds.items(), key=lambda item: -item[1])[:_MOST]
         found["seconds"] = {name: round(s, 9) for name, s in longest}
-        found["seconds_total"] = round(sum(best.seconds.values()), 9)
-        found["call_s"] = round(min(took for took, _ in tries), 9)
+        found["seconds_total"] = round(sum(seen.seconds.values()), 9)
+        found["call_s"] = round(took, 9)
     return found
 
 
@@ -111,44 +102,14 @@ def _launches(source: str) -> dict[str, Counter[str]]:
             found["library"][m["extern"]] += 1
         elif m["space"] in ("mkldnn", "mkl", "onednn"):
             found["library"][m["op"]] += 1
-        elif m["space"] != "inductor" and not _is_free_name(m["space"] or "aten", m["op"]):
+        elif m["space"] != "inductor" and not _FREE.match(m["op"]):
             found["operators"][m["op"]] += 1
     return found
 
 
-def _is_free_name(space: str, name: str) -> bool:
-    try:
-        packet = getattr(getattr(torch.ops, space), name)
-        return _is_free(getattr(packet, packet.overloads()[0]))
-    except (AttributeError, IndexError, RuntimeError):
-        return False
-
-
-def _wrappers() -> dict[str, str]:
-    """File and text of the wrappers that Inductor has loaded in this process."""
-    cache = sys.modules.get("torch._inductor.codecache")
-    found = {}
-    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
-        # A benchmarked kernel has get_args and call too, but no AOT ID.
-        if hasattr(module, "call") and (file := getattr(module, "__file__", None)):
-            with contextlib.suppress(OSError):
-                text = Path(file).read_text("utf-8", "replace")
-                if "AOT ID" in text[:200]:
-                    found[file] = text
-    return found
-
-
-class _SkipReasons(logging.Handler):
-    """Records why CUDA graphs were skipped, which torch reports only in log warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.reasons: Counter[str] = Counter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().partition("Found from")[0].split())
-        if _SKIP in text and len(self.reasons) < _MOST:
-            self.reasons[text.replace(_SKIP, "").strip(" .")[:_WIDE]] += 1
+def _wrappers() -> dict[Path, str]:
+    """File and text of the wrappers that Inductor has loaded; those of kernels have no AOT ID."""
+    return {file: text for file, text in loaded_code().items() if "AOT ID" in text[:200]}
 
 
 class Witness:
@@ -157,8 +118,6 @@ class Witness:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._before = set(_wrappers())
-        self._skips = _SkipReasons()
-        logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs").addHandler(self._skips)
 
     def facts(self) -> dict[str, Any]:
         """Graph breaks with their places, and why CUDA graphs were skipped."""
@@ -167,53 +126,33 @@ class Witness:
         for reason in list(reasons)[:100]:
             row = _break(reason.user_stack, reason.reason, self._home)
             found.setdefault(f"{row['place']} {row['reason']}", row)
+        metrics = torch._dynamo.utils.get_compilation_metrics()
+        texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
+        skipped = [
+            " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(" .")[:_WIDE]
+            for text in filter(None, texts)
+        ]
         told = [row for row in found.values() if row["code"]]
         return {
             "breaks": (told or list(found.values()))[:_MOST],
-            "cudagraph_skip_reasons": [text for text, _ in self._skips.reasons.most_common(5)],
+            "cudagraph_skip_reasons": list(dict.fromkeys(skipped))[:5],
         }
 
-    def compiled(self, call: Callable[[], Any], recompiles: int) -> dict[str, Any] | None:
-        """The launches of one steady call; None if unknown.
-
-        Makes one call under Python's profiler to see which wrappers run: after a recompile not all
-        of them do, and a replayed CUDA graph runs none.
-        """
-        new = {f: text for f, text in _wrappers().items() if f not in self._before}
-        ran = _functions_run(call, set(new))
-        files = [file for file in new if not recompiles or file in dict(ran)]
-        if not files or any("cpp_wrapper_src" in new[file] for file in files):
+    def compiled(self, recompiles: int, asks_for_graphs: bool) -> dict[str, Any] | None:
+        """The launches of one steady call; None if unknown, as after a recompile."""
+        texts = [text for file, text in _wrappers().items() if file not in self._before]
+        if not texts or recompiles or any("cpp_wrapper_src" in text for text in texts):
             return None
-        found = [_launches(new[file]) for file in files]
+        found = [_launches(text) for text in texts]
+        counters = torch._dynamo.utils.counters
         sums = {k: sum((one[k] for one in found), Counter()) for k in found[0]}
         return {
-            "graphs": len(files),
+            "graphs": len(texts),
             **{f"{k}_total": sum(v.values()) for k, v in sums.items()},
             **{k: dict(v.most_common(_MOST)) for k, v in sums.items()},
             "templates": sum(n for k, n in sums["kernels"].items() if k.startswith("triton_tem_")),
-            "replayed": not any(
-                name.startswith("partition_") or (name == "call" and "def partition_" not in new[f])
-                for f, name in ran
-            ),
+            "replayed": asks_for_graphs and not counters["inductor"]["cudagraph_skips"],
         }
-
-
-def _functions_run(call: Callable[[], Any], files: set[str]) -> set[tuple[str, str]]:
-    """(file, name) of the functions of these files that one call runs in this thread."""
-    ran: set[tuple[str, str]] = set()
-
-    def watch(frame: Any, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename in files:
-            ran.add((code.co_filename, code.co_name))
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return ran
 
 
 def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from autocompile.protocol import requests, results
 from autocompile.store.record import Outcome, Record, Step
-from autocompile.trial.inspect import explain
-from autocompile.trial.process import failures
-from autocompile.trial.process.channel import Channel
+from autocompile.trial import failures
+from autocompile.trial.channel import Channel
+from autocompile.trial.measure import explain
 from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe

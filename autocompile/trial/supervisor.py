@@ -35,12 +35,9 @@ def _say(descriptor: int, line: str) -> None:
 def guard(work: Callable[[], None], descriptor: int, nonce: str, parent: int) -> None:
     """Fork: the child does ``work`` and never returns; this process waits for it and exits.
 
-    Args:
-        work: what the trial does.
-        descriptor: the result channel. The worker sends its pid once it can be stopped and asked
-            for its stacks; this process sends how it ended.
-        nonce: of the channel.
-        parent: the pid of the process that started this one.
+    The worker sends its pid to the result channel, ``descriptor``, once it can be stopped and asked
+    for its stacks; this process sends how it ended. ``parent`` is the pid of the process that
+    started this one.
     """
     signal.signal(signal.SIGTERM, _end_with_parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

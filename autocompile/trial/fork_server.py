@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import processes
-from autocompile.trial.process.supervisor import guard
-from autocompile.trial.process.toolchain import Toolchain
+from autocompile.trial import toolchain
+from autocompile.trial.supervisor import guard
 
 _TEST_CHILD_S = 30
 
@@ -44,23 +44,24 @@ class _ForkServer:
         import torch._inductor.compile_fx
         import torch._inductor.select_algorithm
 
-        from autocompile.trial.process.worker import run  # what every trial needs of ours
+        from autocompile.trial.worker import run  # what every trial needs of ours
 
         with contextlib.suppress(ImportError):
             # Or Inductor's first compile leaves a thread behind.
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch, self._run = torch, run
         self._proven_threads = 0
-        self._toolchain: Toolchain | None = None
+        self._toolchain: tuple[int, Path] | None = None  # its pid, and the folder that it makes
+        self._has_compiled = False
         self._supervisors: set[int] = set()
         self._may_reap = True
         processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, self._reap)
-        # Python warns of native threads too; ``_why_unsafe`` checks more closely.
+        # Python warns of native threads too; ``_refusal`` checks more closely.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        self._reply({"refused": self._why_unsafe()})
+        self._reply(self._refusal())
         while True:
             try:
                 request = json.loads(self._connection.recv_bytes())
@@ -76,20 +77,24 @@ class _ForkServer:
         """The answer to a request, once it has been met."""
         if request["do"] == "fork":
             descriptors = [recv_handle(self._connection) for _ in range(3)]
-            reason = self._why_unsafe()
-            answer = {"refused": reason} if reason else {"pid": self._fork(request, descriptors)}
+            answer = self._refusal() or {"pid": self._fork(request, descriptors)}
             for descriptor in descriptors:
                 os.close(descriptor)
             return answer
         if request["do"] == "warm":
             _import(request["modules"])
             if request["toolchain"] is not None:
-                self._toolchain = Toolchain(Path(request["toolchain"]))
+                place = Path(request["toolchain"])
+                self._toolchain = toolchain.start(place), place
             self._proven_threads = 0
         elif self._toolchain is not None:  # prepare
-            self._toolchain.use()
-            self._toolchain = None
-        return {"refused": self._why_unsafe()}
+            (pid, place), self._toolchain = self._toolchain, None
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            if not self._has_compiled:  # what a compile imports and keeps stays
+                toolchain.compile_a_little("cpu", place)
+            self._has_compiled = True
+        return self._refusal()
 
     def _reap(self, *_: Any) -> None:
         """Forget supervisors that have ended, and end the processes that a killed one has left.
@@ -101,27 +106,28 @@ class _ForkServer:
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._supervisors.discard(pid)
-        known = self._supervisors | ({self._toolchain.pid} if self._toolchain else set())
+        known = self._supervisors | set((self._toolchain or ())[:1])
         processes.kill(set(processes.children(os.getpid())) - known)
 
     def _reply(self, answer: dict[str, Any]) -> None:
         self._connection.send_bytes(json.dumps(answer).encode())
 
-    def _why_unsafe(self) -> str:
-        """Why a trial must not be forked from this process; empty if it may."""
+    def _refusal(self) -> dict[str, Any]:
+        """Why it cannot fork, as ``refused``, or nothing."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return "CUDA is initialised in it"
+            return {"refused": "CUDA is initialised in it"}
         others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         if others:
-            return f"a thread runs in it: {others[0]}"
+            return {"refused": f"a thread runs in it: {others[0]}"}
         threads = len(os.listdir("/proc/self/task"))  # those of C libraries too
         if threads > self._proven_threads:
             gc.collect()
             gc.freeze()  # a collection in a child would touch, and so copy, every page
             if reason := _test_child_fails():
-                return f"{reason}; {threads - 1} threads of libraries run in the fork server"
+                what = f"{reason}; {threads - 1} threads of libraries run in the fork server"
+                return {"refused": what}
             self._proven_threads = threads
-        return ""
+        return {}
 
     def _fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         fork_server = os.getpid()

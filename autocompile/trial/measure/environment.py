@@ -1,13 +1,10 @@
-"""Backends, modes and options of the installed torch, and preparation of its toolchain."""
+"""Backends, modes and modules of the installed torch."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import sysconfig
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from autocompile.errors import UsageError
 from autocompile.runtime.compiling import register_backend_of
 from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 
-__all__ = ["backends", "library_modules", "modes", "pick_device", "prepare_toolchain"]
+__all__ = ["backends", "library_modules", "modes", "pick_device"]
 
 # Inductor options without effect on a device; modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
@@ -117,27 +114,3 @@ def library_modules() -> list[str]:
         if origin in ("built-in", "frozen") or folders & installed:
             names.append(name)
     return names
-
-
-def prepare_toolchain(device: torch.device, folder: Path) -> float:
-    """Do the one-time work of the first compile on a machine; returns the seconds it took.
-
-    On a CPU, writes the probe of vector instructions to ``folder``, which seeds the cache of each
-    trial, and the precompiled header to torch's own folder. Imports all that compiling needs.
-    """
-    began = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        if device.type == "cpu" and sys.platform != "win32":
-            from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-            pick_vec_isa()
-        with tempfile.TemporaryDirectory() as scratch:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
-            os.environ["TRITON_CACHE_DIR"] = scratch
-            torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
-    except Exception as error:
-        # For example without a compiler; each trial that needs one reports torch's error.
-        print(f"autocompile: the toolchain could not be prepared: {error}", file=sys.stderr)
-    return time.monotonic() - began

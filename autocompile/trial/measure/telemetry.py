@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from autocompile.protocol.processes import children
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
 
@@ -20,10 +24,13 @@ __all__ = [
     "compilations",
     "drain",
     "dynamo_facts",
+    "end_compile_workers",
     "first_line",
+    "loaded_code",
     "reset_dynamo",
     "same_code_key",
     "synchronizer",
+    "use_compile_workers",
 ]
 
 # On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
@@ -61,16 +68,10 @@ def drain(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class DynamoFacts:
-    """Dynamo's counts since the last reset.
+    """Dynamo's counts since the last reset, and at most five reasons of each kind.
 
-    Attributes:
-        skipped_frames: functions that Dynamo gave up as a whole, for example because of a graph
-            break inside a loop, which is not counted as a break.
-        recompiles: compilations of code that had been compiled before.
-        break_reasons: torch's messages, most frequent first, at most five.
-        skip_reasons: the same for skipped functions.
-        recompile_reasons: the same for recompiles, in order of time.
-        cudagraph_skips: how often Inductor skipped CUDA graphs.
+    ``skipped_frames`` are functions that Dynamo gave up as a whole, for example because of a graph
+    break inside a loop, which is not counted as a break.
     """
 
     graphs: int
@@ -144,6 +145,17 @@ def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
 
 
+def loaded_code() -> dict[Path, str]:
+    """File and text of the modules that Inductor has loaded in this process."""
+    cache = sys.modules.get("torch._inductor.codecache")
+    found = {}
+    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
+        file = Path(getattr(module, "__file__", None) or "").resolve()
+        with contextlib.suppress(OSError):
+            found[file] = file.read_text("utf-8", "replace")
+    return found
+
+
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
     """Equal for two settings of one phase whose calls launch the same code in the same way.
 
@@ -152,14 +164,10 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     """
     if not config.entry.by_inductor:
         return ""
-    from torch._inductor.codecache import PyCodeCache
-
     home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    texts = []
-    for module in PyCodeCache.modules:
-        file = Path(getattr(module, "__file__", None) or "").resolve()
-        if home in file.parents:  # the fork server's own are elsewhere
-            texts.append(file.read_text("utf-8", "replace").replace(str(home), ""))
+    # The fork server's own are elsewhere.
+    own = (text for file, text in loaded_code().items() if home in file.parents)
+    texts = [text.replace(str(home), "") for text in own]
     if not texts:
         return ""
     options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}
@@ -172,3 +180,28 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     around["dynamic"] = config.dynamic is None
     text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def use_compile_workers(threads: int, device: torch.device) -> None:
+    """Compile with so many threads from now on; with one, in this process itself.
+
+    Triton's kernels are compiled in processes, which take seconds to start: they begin now. C++ is
+    compiled in threads.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+    config.compile_threads = threads
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # autotuning reads only this
+    if threads > 1 and device.type == "cuda":
+        compiling: Any = importlib.import_module("torch._inductor.async_compile")
+        compiling.AsyncCompile.use_process_pool()
+
+
+def end_compile_workers() -> None:
+    """End the workers, which take memory and time beside what is timed; a compile starts them."""
+    compiling: Any = importlib.import_module("torch._inductor.async_compile")
+    for pool in compiling._pool_set:
+        process = getattr(pool, "process", None)
+        if process is not None and not children(process.pid):
+            process.kill()  # it still imports torch, for which a shutdown would wait
+            process.wait()
+    compiling.shutdown_compile_workers()

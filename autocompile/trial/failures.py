@@ -14,7 +14,7 @@ from torch._dynamo import exc
 from autocompile.errors import AutocompileError, UsageError
 from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Record, Step
-from autocompile.trial.inspect.telemetry import dynamo_facts, first_line
+from autocompile.trial.measure.telemetry import dynamo_facts, first_line
 
 __all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
 

@@ -1,1 +1,0 @@
-"""Inspects the installed torch and what it compiled."""

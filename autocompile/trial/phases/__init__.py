@@ -1,1 +1,0 @@
-"""The phases: units of work that are timed."""

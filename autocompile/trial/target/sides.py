@@ -1,0 +1,358 @@
+"""Sides: copies of a model with the call of a phase, and all that a call depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.errors import TargetError
+from autocompile.runtime.applying import prepare_model, process_of
+from autocompile.runtime.inplace import apply_config
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import (
+    FORWARD,
+    FORWARD_EXPLORATION,
+    FORWARD_TRAIN,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    PHASES,
+    TRAIN_STEP,
+)
+from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.verify.outputs import View, pieces
+
+__all__ = [
+    "Side",
+    "copies",
+    "copy_inputs",
+    "make_side",
+    "perturb",
+    "phases_of",
+    "random_states",
+    "training_step",
+]
+
+_FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
+_PERTURBATION = 0.1  # relative to each parameter's RMS
+_OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
+_ROOM = 4  # copies stay on a GPU that has room for so many
+
+
+@dataclass
+class Side:
+    """One copy of the model with the call of a phase, eager or compiled.
+
+    Attributes:
+        call: the timed unit; reads ``inputs`` each time.
+        view: turns the result of ``call`` into the view that is compared with the other side.
+        held: returns the tensors that calls change.
+        parameters: what the optimizers train, by name.
+        steps: ``t``, the step count that RLlib passes to exploration; may be empty.
+        forget: drops data that calls accumulate.
+        process: what it sets for the process while it runs, such as threads.
+        kept: the state at the last ``keep``: values of tensors, and plain numbers.
+    """
+
+    model: torch.nn.Module
+    grad: bool
+    inputs: Any = None
+    config: CompileConfig = EAGER
+    call: Callable[[], Any] = lambda: None
+    view: Callable[[Any], View] = lambda output: {"outputs": output}
+    held: Callable[[], Any] = lambda: None
+    optimizers: list[Any] = field(default_factory=list)
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    steps: dict[str, Any] = field(default_factory=dict)
+    forget: Callable[[], None] = lambda: None
+    process: Mapping[str, Any] = field(default_factory=dict)
+    kept: tuple[list[torch.Tensor], list[dict[str, Any]]] = ([], [])
+
+    @property
+    def is_eager(self) -> bool:
+        return self.config.is_eager
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """The phase's grad mode, and the threads and precision of the setting."""
+        with process_of(self.process), torch.set_grad_enabled(self.grad):
+            yield
+
+    def run(self) -> Any:
+        with self.context():
+            return self.call()
+
+    def keep(self) -> None:
+        numbers = [
+            {key: value for key, value in each.items() if type(value) in (int, float)}
+            for each in self._dictionaries()
+        ]
+        self.kept = [], []  # frees what was kept before
+        self.kept = copies(self._changing()), numbers
+
+    def restore(self) -> None:
+        self.adopt(self)
+
+    def adopt(self, other: Side) -> None:
+        """Take the state that another side has kept; in place, so compiled code stays valid."""
+        # Looked up again, since a call may replace a buffer's tensor.
+        values, numbers = other.kept
+        bakes = self.config.bakes_weights  # then a write costs a refresh
+        with torch.no_grad():
+            for tensor, value in zip(self._changing(), values, strict=False):
+                if tensor.shape != value.shape:
+                    continue
+                if not (bakes and torch.equal(tensor, value.to(tensor.device))):
+                    tensor.copy_(value)
+        self.forget()
+        # Not booleans: Dynamo may have changed flags of the compiled side.
+        for own, kept in zip(self._dictionaries(), numbers, strict=False):
+            own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
+
+    def _changing(self) -> list[torch.Tensor]:
+        """The tensors that calls change, in the same order on both sides."""
+        leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
+        return [t for t in leaves if not (_is_expanded(t) or t.is_inference())]
+
+    def _dictionaries(self) -> list[dict[str, Any]]:
+        """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
+        of_optimizers = ([vars(o), *o.param_groups, *o.state.values()] for o in self.optimizers)
+        return [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
+
+
+def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
+    buffers = list(model.buffers())
+    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
+    values = (v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES)
+    leaves = pytree.tree_leaves(
+        [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
+    )
+    plain = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and _has_one(x)}
+    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in own]
+
+
+def _has_one(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested and x.numel() > 0
+
+
+def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that stay on a GPU only while it has much room."""
+    need = sum(t.numel() * t.element_size() for t in tensors if t.is_cuda)
+    is_much = need and _ROOM * need > torch.cuda.mem_get_info()[0]
+    return [t.detach().to("cpu", copy=True) if is_much else t.detach().clone() for t in tensors]
+
+
+def copy_inputs(tree: Any) -> Any:
+    """Copies of the tensors; a tensor that occurs twice is copied once."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) not in copies:
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return copies[id(x)]
+
+    return pytree.tree_map(copied, tree)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that it cannot be changed in place."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def random_states() -> list[bytes]:
+    """States of all generators that a model may draw from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
+    return [state.numpy().tobytes() for state in states] + list(own)
+
+
+def perturb(model: torch.nn.Module, seed: int) -> None:
+    """Change every floating parameter and buffer in place, equally for equal seeds.
+
+    Buffers keep their signs and zeros, since they may be variances or masks.
+    """
+    made: dict[torch.device, torch.Generator] = {}
+
+    def draw(kind: Any, x: torch.Tensor) -> Any:
+        if x.device not in made:
+            made[x.device] = torch.Generator(x.device).manual_seed(seed + 1)
+        return kind(x.shape, generator=made[x.device], device=x.device)
+
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                parts = pieces(p.detach())
+                squares = sum(float(x.double().square().sum()) for x in parts)
+                size = max((squares / max(1, p.numel())) ** 0.5, 1e-3) * _PERTURBATION
+                for x in parts:
+                    x.add_((draw(torch.randn, x) * size).to(p))
+        for b in model.buffers():
+            if b.is_floating_point() and not _is_expanded(b):
+                b.mul_((1 + _PERTURBATION * draw(torch.rand, b)).to(b))
+
+
+def phases_of(target: Target) -> tuple[str, ...]:
+    """The phases that a target has."""
+    return tuple(
+        name
+        for name, phase in PHASES.items()
+        if phase.is_rl in (None, target.is_rl) and (target.make_learner or not phase.needs_config)
+    )
+
+
+def make_side(
+    target: Target,
+    phase: str,
+    inputs: Any,
+    config: CompileConfig = EAGER,
+    model: torch.nn.Module | None = None,
+) -> Side:
+    """One side of a phase, which compiles at the first call; it takes over ``model``."""
+    if phase not in phases_of(target):
+        raise TargetError(
+            f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
+        )
+    model = target.fresh_model(phase) if model is None else model
+    usual = {"threads": target.threads[phase]} if phase in target.threads else {}
+    side = Side(model, PHASES[phase].trains, inputs, config, process=usual | config.process)
+    side.held = lambda: state_of(model)
+    side.view = lambda output: {"outputs": output, "inputs": side.inputs}
+    if phase == FORWARD:
+        model.eval()
+        apply_config(model, phase, config)
+        side.call = lambda: call_model(model, side.inputs)
+    elif PHASES[phase].is_forward:
+        apply_config(model, phase, config)
+        side.call = _rl_call(side, phase)
+        if phase == FORWARD_TRAIN:
+            side.view = lambda output: _with_gradients(target, side, output)
+    elif phase == LEARNER_UPDATE:
+        _make_learner_update(target, side)
+    elif PHASES[phase].steps:
+        prepare_model(model, config)
+        if phase == OPTIMIZER_STEP:
+            _make_gradients(model)
+        optimizer = target.make_optimizer(model)
+        side.optimizers = [optimizer]
+        step: Callable[[], Any] = lambda: optimizer.step()  # noqa: E731
+        if phase == TRAIN_STEP:
+            step = training_step(target, model.train(), optimizer, lambda: side.inputs)
+        is_whole = config.scope == "step"
+        applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
+        side.call = applied if is_whole else step
+        # Without those that nothing steps, whose gradients add up as the user's own code has it.
+        steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = {name: p for name, p in _parameters(model).items() if id(p) in steps}
+        _compare_training(side, trained, has_loss=phase == TRAIN_STEP)
+    else:
+        raise NotImplementedError(f"the phase {phase} has no unit of work")
+    return side
+
+
+def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
+    """The call that env runners and learners make; exploration gets the step count ``t``."""
+    method = getattr(side.model, phase)
+    beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
+    told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
+    if phase != FORWARD_EXPLORATION or not told:
+        return lambda: method(dict(side.inputs))  # a module may take things out of its batch
+    side.steps["t"] = _FIRST_STEP
+
+    def explore() -> Any:
+        side.steps["t"] += 1
+        return method(dict(side.inputs), t=side.steps["t"])
+
+    return explore
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As dense tensors, also those of tables that give sparse ones."""
+    grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    return {name: g.to_dense() if g.layout is not torch.strided else g for name, g in grads.items()}
+
+
+def _with_gradients(target: Target, side: Side, output: Any) -> View:
+    """The view of ``forward_train``: outputs, gradients of the loss, inputs and buffers."""
+    side.model.zero_grad(set_to_none=True)
+    torch.autograd.backward(target.loss(output, side.inputs))
+    return {
+        "outputs": output,
+        "inputs": side.inputs,
+        "gradients": _gradients(_parameters(side.model)),
+        "buffers": dict(side.model.named_buffers()),
+    }
+
+
+def _compare_training(
+    side: Side, parameters: Mapping[str, torch.Tensor], has_loss: bool = True
+) -> None:
+    """Compare loss, gradients and buffers, and hold what a step changes."""
+
+    def view(loss: Any) -> View:
+        found = {"gradients": _gradients(parameters)}
+        buffers = dict(side.model.named_buffers())
+        return {"loss": loss, **found, "buffers": buffers} if has_loss else found
+
+    def held() -> Any:
+        states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
+        rest = state_of(side.model) if has_loss else _gradients(parameters)
+        return parameters, rest, states
+
+    side.parameters, side.view, side.held = parameters, view, held
+
+
+def _make_gradients(model: torch.nn.Module) -> None:
+    """Random gradients, the same on both sides."""
+    parameters = _parameters(model)
+    if not parameters:
+        raise TargetError("the model has no parameters, so there is no optimizer step")
+    generator = torch.Generator().manual_seed(0)
+    for p in parameters.values():
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
+        p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
+
+
+def training_step(
+    target: Target, model: Any, optimizer: Any, inputs: Callable[[], Any]
+) -> Callable[[], torch.Tensor]:
+    """Forward, loss, backward and optimizer step, as people write it."""
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        given = inputs()
+        output = model.forward_train(given) if target.is_rl else call_model(model, given)
+        loss = target.loss(output, given)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _make_learner_update(target: Target, side: Side) -> None:
+    assert target.make_learner
+    updates = target.make_learner(side.model)
+    side.optimizers = updates.optimizers
+    apply_config(side.model, LEARNER_UPDATE, side.config, side.optimizers)
+    side.call = lambda: updates.update(side.inputs)
+    side.forget = updates.forget_metrics
+    _compare_training(side, updates.parameters)
