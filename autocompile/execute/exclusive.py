@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Set
-from typing import Protocol
 
-__all__ = ["Exclusive", "Host"]
-
-
-class Host(Protocol):
-    """Leave to measure on a host that executors share."""
-
-    def may_measure(self) -> bool:
-        """Whether this one may measure now; if not, asks for leave."""
-
-    def measured(self) -> None:
-        """Give the leave back."""
+__all__ = ["Exclusive"]
 
 
 class Exclusive:
@@ -30,7 +19,6 @@ class Exclusive:
         stop, resume: for the trials with these numbers.
         grant: tells a trial that all others are stopped.
         may_grant: whether nothing but trials uses the machine; called again until it is so.
-        granted_is_over: called when a trial's exclusive use has ended.
     """
 
     def __init__(
@@ -39,11 +27,9 @@ class Exclusive:
         resume: Callable[[list[int]], None],
         grant: Callable[[int], None],
         may_grant: Callable[[], bool],
-        granted_is_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._stop, self._resume, self._grant = stop, resume, grant
-        self._may_grant, self._granted_is_over = may_grant, granted_is_over
-        self._hushed = False
+        self._may_grant = may_grant
         self._present: set[int] = set()
         self._stopped: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -51,12 +37,8 @@ class Exclusive:
 
     @property
     def taken(self) -> bool:
-        """Whether a trial has exclusive use or waits for it, or all are hushed: none may start."""
-        return self.is_granted or bool(self._waiting) or self._hushed
-
-    @property
-    def is_granted(self) -> bool:
-        return self._owner is not None
+        """Whether a trial has exclusive use or waits for it: none may start."""
+        return self._owner is not None or bool(self._waiting)
 
     def enter(self, number: int) -> None:
         self._present.add(number)
@@ -72,17 +54,6 @@ class Exclusive:
         """End a trial's exclusive use, if it has it."""
         if self._owner == number:
             self._owner = None
-            if self._hushed:  # the next on the host may begin as soon as it is told
-                self._halt(self._present & {number})
-            self._granted_is_over()
-            self.advance()
-
-    def hush(self, is_on: bool) -> None:
-        """Keep all but the owner stopped, as long as another executor of this host measures."""
-        self._hushed = is_on
-        if is_on:
-            self._halt(self._present - {self._owner})
-        else:
             self.advance()
 
     def leave(self, number: int) -> None:
@@ -103,7 +74,7 @@ class Exclusive:
             self._halt(self._present - {self._owner})
             self._continue({self._owner})
             self._grant(self._owner)
-        elif not self._hushed:
+        else:
             self._continue(self._present - set(self._waiting))
 
     def _halt(self, numbers: Set[int | None]) -> None:

@@ -16,7 +16,7 @@ from collections import deque
 
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
-from autocompile.execute.exclusive import Exclusive, Host
+from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.memory import Cgroup, default_jobs, oom_kills, usable_cores
@@ -38,14 +38,14 @@ class LocalExecutor:
     """Runs trials on this machine, at most ``jobs`` at once; :func:`default_jobs` when None.
 
     Args:
-        host: gives leave to measure, where other executors share the host; None: it is all ours.
+        gpus: over how many the environments of jobs spread them.
 
     Raises:
         UsageError: unknown isolation, or fewer than one job.
     """
 
     def __init__(
-        self, isolation: Isolation = "auto", jobs: int | None = None, host: Host | None = None
+        self, isolation: Isolation = "auto", jobs: int | None = None, gpus: int = 1
     ) -> None:
         if jobs is not None and jobs < 1:
             raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
@@ -58,13 +58,12 @@ class LocalExecutor:
         self.lanes = 1
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
-        self._look_at, self._is_called, self._host = 0.0, False, host
+        self._look_at, self._is_called, self._gpus = 0.0, False, gpus
         self._exclusive = Exclusive(
             lambda numbers: hold(self._these(numbers), self._read),
             lambda numbers: release(self._these(numbers)),
             lambda number: grant(self._children[number]),
-            self._may_measure,
-            host.measured if host else lambda: None,
+            self._is_quiet,
         )
 
     def compile_threads(self, alone: bool) -> int:
@@ -112,15 +111,6 @@ class LocalExecutor:
         """Have :meth:`wait` return when a descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
-    def hush(self, is_on: bool) -> None:
-        """Stop all trials but one that measures with leave, and start none, or let them go on."""
-        self._exclusive.hush(is_on)
-
-    def measure(self) -> bool:
-        """Let a trial measure that waits for leave; returns whether one measures now."""
-        self._exclusive.advance()
-        return self._exclusive.is_granted
-
     def close(self) -> None:
         self._queue.clear()
         try:
@@ -142,15 +132,11 @@ class LocalExecutor:
     def _tell(self, text: str) -> None:
         self._events.append(Told(text))
 
-    @property
-    def is_quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         """Whether no fork server imports or compiles something."""
-        return not any(starter.is_busy for starter in self._starters.values())
-
-    def _may_measure(self) -> bool:
         for starter in list(self._starters.values()):
             starter.settle()
-        return self.is_quiet and (self._host is None or self._host.may_measure())
+        return not any(starter.is_busy for starter in self._starters.values())
 
     def _start_queued(self) -> None:
         for job in list(self._queue):
@@ -237,7 +223,7 @@ class LocalExecutor:
                 elif event is EventName.MODULES:
                     starter.warm([str(name) for name in message["names"]], None)
                 elif event is EventName.ROOM and not self._jobs_given:
-                    self.slots = max(1, min(self.slots, int(message["trials"])))
+                    self.slots = max(1, min(self.slots, self._gpus * int(message["trials"])))
                 elif event is EventName.WORKER_BEGAN:
                     child.worker = int(message["pid"])
                 elif event is EventName.NO_CGROUP and child.cgroup is not None:

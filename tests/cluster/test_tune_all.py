@@ -19,14 +19,11 @@ from test_station import T4, node
 
 import autocompile
 from autocompile.cli.tune import _end_all
-from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.links import demand_head
-from autocompile.cluster.places import Place
-from autocompile.cluster.stations import Link, Message, Station
+from autocompile.cluster.executor import Link, Message
+from autocompile.cluster.links import Place, demand_head
 from autocompile.commands import cluster as commands
-from autocompile.commands import stations
 from autocompile.commands.cluster import OnCluster, tune_all
-from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending
 
 
@@ -61,9 +58,6 @@ class FakeCluster:
 
     def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
         return self._stations[links[0]].receive(links, timeout_s)
-
-    def allow(self, links: Sequence[Link], in_step: bool) -> None:
-        raise AssertionError("each station is alone on its host")
 
 
 @pytest.fixture
@@ -154,22 +148,6 @@ def test_where_nothing_begins_no_folder_is_left(target: Path, fake: FakeCluster)
     assert not list(Path().glob("runs/*"))
 
 
-def test_doctor_leaves_out_a_station_that_has_said_nothing_yet(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Replaced(ClusterExecutor):
-        """A station has ended, and another in its place is not there yet, as the probe ends."""
-
-        @property
-        def stations(self) -> list[Station]:
-            return [*super().stations, Station(super().stations[0].link, began=0.0)]
-
-    monkeypatch.setattr(stations, "connected", commands.connected)
-    monkeypatch.setattr(stations, "ClusterExecutor", Replaced)
-    found = stations.stations_of("auto")["types"]
-    assert [row["name"] for row in found["T4"]["stations"]] == ["a"]
-
-
 def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(
     target: Path, fake: FakeCluster
 ) -> None:
@@ -239,17 +217,6 @@ def test_ctrl_c_while_stations_start_ends_the_run_once_they_have(
     fake.opening = interrupted
     found = tuned()
     assert isinstance(found.errors.get("T4"), KeyboardInterrupt)
-    assert not fake.alive
-
-
-def test_stations_end_where_the_look_at_their_host_fails(
-    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: Any) -> None:
-        raise RunError("no station is left")
-
-    monkeypatch.setattr(commands, "share_hosts", failing)
-    assert tuned().errors.keys() == {"T4", "H100"}
     assert not fake.alive
 
 

@@ -138,25 +138,6 @@ def render_doctor(found: Found, console: Console, verbose: bool = False) -> None
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 
 
-def render_stations(found: Found, console: Console) -> None:
-    """The stations of a cluster, by accelerator type."""
-    page = Page(console)
-    for kind, own in found["types"].items():
-        page.line(text.plain(kind), "bold")
-        for row in own["stations"]:
-            seen = (text.plain(row["name"]), text.plain(row["device"] or ""), text.driver(row))
-            versions = (f"torch {row['torch']}", f"Python {row['python']}")
-            line = (*seen, *versions, text.many(row["jobs"], "job"))
-            page.line("  " + " · ".join(filter(None, line)))
-            if row["installed"]:
-                page.line(f"    backends installed: {', '.join(map(text.plain, row['installed']))}")
-            else:
-                page.line(f"    {text.plain(row['problem'])}", "red")
-        for note in own["notes"]:
-            for line in note.splitlines():
-                page.line(f"  {text.plain(line)}", "red")
-
-
 def render_preview(found: Found, console: Console) -> None:
     """The settings of each phase, and what is left out and why."""
     page = _begin(found, console)
