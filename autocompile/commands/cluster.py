@@ -6,6 +6,7 @@ import base64
 import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -137,22 +138,29 @@ def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
 
 
 def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None:
-    """Run all at once, each in a thread of its own; Ctrl-C reaches this one and is passed on.
+    """Run all at once, each in a thread of its own; Ctrl-C comes to this one and is passed on.
 
     The first has each report what is known, the second ends it without.
     """
+
+    def count(*_: object) -> None:
+        interrupts.count += 1
+
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {n: handler for n, handler in handlers.items() if callable(handler)}
     threads = [threading.Thread(target=each, daemon=True) for each in work]
-    while True:
-        try:
-            for thread in threads:
-                if thread.ident is None:
-                    thread.start()
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:
-            interrupts.count += 1
-        else:
-            return
+    try:
+        for number in handlers:
+            signal.signal(number, count)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _progress(show: str, kind: str) -> Progress:

@@ -139,9 +139,7 @@ def test_who_has_another_machine_is_left_out_with_a_word(desk: Make) -> None:
     ("key", "value"),
     [("driver", "535.1"), ("power_limit_w", 300.0), ("torch", "2.11.0"), ("python", "3.10.1")],
 )
-def test_who_has_another_version_or_less_power_is_left_out(
-    desk: Make, key: str, value: Any
-) -> None:
+def test_who_has_another_driver_or_less_power_is_left_out(desk: Make, key: str, value: Any) -> None:
     usual = {**probed().payload["environment"], "driver": "570.86", "power_limit_w": 700.0}
     one = desk(
         "a b", {"a": probed(environment=usual), "b": probed(environment=usual | {key: value})}
@@ -161,7 +159,7 @@ def test_who_runs_another_autocompile_is_left_out_before_it_does_anything(desk: 
     assert "a: autocompile is 0.0.9 there" in error.value.text()
 
 
-def test_what_a_station_waits_for_is_told_and_the_reason_if_it_does_not_start(desk: Make) -> None:
+def test_what_a_station_waits_for_is_told_and_the_reason_if_it_does_not_start() -> None:
     stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script, probed()))
     busy, (b, *_) = "waiting for the autocompile that is at work: pid 3", stations.links[1:]
     stations._events = [e for e in stations._events if e[2] is not b]
@@ -169,12 +167,8 @@ def test_what_a_station_waits_for_is_told_and_the_reason_if_it_does_not_start(de
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     assert [s.name for s in executor.stations] == ["a"]
     assert [e.text for e in executor.wait(0.0) if isinstance(e, Told)] == [f"b: {busy}"]
-    stations.lose("a")
-    executor.start(
-        desk("c").factory.probe_job(ProbeRequest(header=Header("net.py"), batch_size=4), False)
-    )
-    executor.wait(1.0)
-    with pytest.raises(RunError) as error:
+    executor.close()
+    with pytest.raises(RunError, match="no station is left") as error:
         executor.wait(1.0)
     assert f"b: {busy}" in error.value.text()
 
@@ -226,6 +220,18 @@ def test_why_an_actor_has_died_is_told(desk: Make, monkeypatch: pytest.MonkeyPat
     (told,) = one.told
     assert told.startswith("a: lost (") and "because its node has died" in told
     assert told.endswith(f"; trial {number} is put back")
+
+
+def test_a_line_that_makes_no_sense_is_the_end_of_the_station(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "get", lambda _: ["Segmentation fault"])
+    link: Any = _RayLink.__new__(_RayLink)
+    link._pending, link._ray = None, ray
+    failed, end = link.taken()
+    assert failed["say"] is Say.FAILED and "Expecting value" in failed["text"]
+    assert end is None
 
 
 def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:

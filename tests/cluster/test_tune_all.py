@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from test_station import T4, node
 import autocompile
 from autocompile.cli.tune import _end_all
 from autocompile.cluster.executor import Link, Message
-from autocompile.cluster.links import Place, demand_head
+from autocompile.cluster.links import Place, connected, demand_head
 from autocompile.commands import cluster as commands
 from autocompile.commands.cluster import OnCluster, tune_all
 from autocompile.errors import TargetError, UsageError
@@ -102,7 +103,12 @@ def test_the_start_of_the_stations_is_in_the_budget(
     began: list[float] = []
     opened: list[float] = []
     fake.opening = lambda kind: opened.append(time.monotonic())
-    monkeypatch.setattr(commands.api, "tune", lambda *_, **options: began.append(options["began"]))
+
+    def tune(*_: Any, **options: Any) -> None:
+        began.append(options["began"])
+        raise UsageError("enough")
+
+    monkeypatch.setattr(commands.api, "tune", tune)
     tuned(accelerators=("T4",))
     assert began[0] <= opened[0]
 
@@ -246,3 +252,15 @@ def test_where_no_cluster_is_the_command_ends_at_once(
     for wrong in ("127.0.0.1", "ray://127.0.0.1:10001", "local", "127.0.0.1:99999999"):
         with pytest.raises(UsageError, match="Ray cluster"):
             demand_head(wrong)
+
+
+def test_another_cluster_than_the_one_of_this_process_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = pytest.importorskip("ray")
+    here = types.SimpleNamespace(gcs_address="10.0.0.1:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    words = "is connected to the Ray cluster at 10.0.0.1:6379, not to 10.0.0.2:6379"
+    with pytest.raises(UsageError, match=words), connected("10.0.0.2:6379"):
+        pass
