@@ -142,9 +142,6 @@ class ClusterExecutor:
 
     Args:
         interrupts: each raises KeyboardInterrupt once in a method that starts or waits.
-
-    Attributes:
-        stations: those that are not lost.
     """
 
     def __init__(
@@ -156,7 +153,7 @@ class ClusterExecutor:
     ) -> None:
         self._receive, self._clock = receive, clock
         self._interrupts, self._heard = interrupts or Interrupts(), 0
-        self.stations = [Station(link, clock()) for link in links]
+        self.stations = [Station(link, clock()) for link in links]  # those that are not lost
         self._reasons: dict[str, str] = {}  # why others have left, by their names
         self._waiting: list[Task] = []
         self._events: list[Event] = []
@@ -242,10 +239,7 @@ class ClusterExecutor:
         while any(not s.slots for s in self.stations):
             self._raise_interrupt()
             for station, message in self._listen(_GLANCE_S):
-                if message is None:
-                    self._give_up(station, "it has ended before it was ready")
-                else:
-                    self._take(station, message)
+                self._take(station, message)
         if not self.stations:
             raise UsageError(
                 "no station has started",
@@ -370,7 +364,8 @@ class ClusterExecutor:
 
     def _lose(self, station: Station) -> None:
         """Put back what a dead station was doing, and start another in its place."""
-        self._give_up(station, "it does not answer")
+        why = "it does not answer" if station.slots else "it has ended before it was ready"
+        self._give_up(station, why)
         tasks = [t for t in station.running.values() if not t.is_probe]
         told = f"lost ({self._reasons[station.name]})"
         if tasks:

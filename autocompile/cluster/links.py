@@ -34,7 +34,6 @@ _LISTENING = "listening"  # concurrency group of the call that waits, beside tho
 _POLL_S = 30.0
 _ANSWER_S = 5.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
-_SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
 @contextlib.contextmanager
@@ -164,17 +163,15 @@ def _place(kind: str, node: Mapping[str, Any]) -> Place:
 
 def side_by_side(places: Mapping[str, Sequence[Place]]) -> list[list[str]]:
     """The types in rounds: those of one round are on different nodes, and run at once."""
-    rounds: list[tuple[set[str], list[str]]] = []
-    for kind, its in places.items():
-        nodes = {place.node for place in its}
-        for taken, kinds in rounds:
-            if not taken & nodes:
-                taken |= nodes
-                kinds.append(kind)
-                break
+    nodes = {kind: {place.node for place in its} for kind, its in places.items()}
+    rounds: list[list[str]] = []
+    for kind in places:
+        beside = [kinds for kinds in rounds if all(not nodes[kind] & nodes[k] for k in kinds)]
+        if beside:
+            beside[0].append(kind)
         else:
-            rounds.append((nodes, [kind]))
-    return [kinds for _, kinds in rounds]
+            rounds.append([kind])
+    return rounds
 
 
 # Stations -----------------------------------------------------------------------------------------
@@ -196,8 +193,6 @@ class Cluster:
 
     def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
         """Wait for messages of any of the links."""
-        if not links:
-            return []
         pending = {link.pending(): link for link in links if isinstance(link, _RayLink)}
         ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=timeout_s)
         if ready:  # what else is there already
@@ -270,7 +265,7 @@ def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str
     """
 
     def is_rays(name: str) -> bool:
-        return name in _SET_BY_RAY or name.startswith("RAY_")
+        return name == "OMP_NUM_THREADS" or name.startswith("RAY_")
 
     found = {name: value for name, value in now.items() if not is_rays(name)}
     return found | {name: value for name, value in before.items() if is_rays(name)}

@@ -118,7 +118,7 @@ class StationFolder:
 
     def _side(self, side: Mapping[str, Any]) -> dict[str, Any]:
         """With its cache here; what another station has compiled is compiled again."""
-        cache = self._cache(Path(side["cache"]).name)
+        cache = self.path / "cache" / Path(side["cache"]).name
         is_here = cache.is_dir()
         if not is_here:
             self._seed(cache)
@@ -128,7 +128,7 @@ class StationFolder:
         """A job's variables, with an empty compiler cache if it has one."""
         if not _CACHES.keys() & sent.keys():
             return dict(sent)
-        cache = self._cache(f"{number:04d}")
+        cache = self.path / "cache" / f"{number:04d}"
         shutil.rmtree(cache, ignore_errors=True)
         self._seed(cache)
         return {**sent, **{name: str(cache / below) for name, below in _CACHES.items()}}
@@ -161,9 +161,6 @@ class StationFolder:
     def remove(self) -> None:
         os.close(self._held)
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _cache(self, name: str) -> Path:
-        return self.path / "cache" / name
 
     def _seed(self, cache: Path) -> None:
         if self.toolchain.is_dir():
@@ -218,11 +215,11 @@ class Station:
         return True
 
     def _open(self, message: Mapping[str, Any]) -> None:
-        def tell(text: str) -> None:
-            self._say(Say.TOLD, text=text)
-
         # The driver waits for the first word a while: a station before it may not be dead yet.
-        self._ends.enter_context(machine.held("trials of a Ray cluster", tell, wait=True))
+        held = machine.held(
+            "trials of a Ray cluster", lambda text: self._say(Say.TOLD, text=text), wait=True
+        )
+        self._ends.enter_context(held)
         self._folder = StationFolder(message["files"], message["place"])
         self._ends.callback(self._folder.remove)
         gpus = max(1, len(self._gpus))

@@ -42,11 +42,7 @@ def encode(kind: Do | Say, **fields: Any) -> str:
 
 
 def decode(line: str | bytes) -> dict[str, Any]:
-    """A message, whose kind is under ``do`` or ``say``.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A message, whose kind is under ``do`` or ``say``; a ValueError where it is none."""
     message = json.loads(line)
     if not isinstance(message, dict) or not {"do", "say"} & message.keys():
         raise ValueError(f"no message: {line[:80]!r}")
@@ -76,11 +72,7 @@ def sent_ending(ending: Ending) -> dict[str, Any]:
 
 
 def ending_of(data: Mapping[str, Any]) -> Ending:
-    """The ending that was sent.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
+    """The ending that was sent; a KeyError, TypeError or ValueError where it is none."""
     own = {**data, "outcome": Outcome(data["outcome"]), "step": Step(data["step"])}
     own["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data["spans"])
     own["pauses"] = tuple((float(a), float(b)) for a, b in data["pauses"])

@@ -146,10 +146,9 @@ def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None
     def count(*_: object) -> None:
         interrupts.count += 1
 
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-        handlers = {n: handler for n, handler in handlers.items() if callable(handler)}
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {n: handler for n, handler in handlers.items() if is_main and callable(handler)}
     threads = [threading.Thread(target=each, daemon=True) for each in work]
     try:
         for number in handlers:
@@ -166,9 +165,8 @@ def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None
 def _progress(show: str, kind: str) -> Progress:
     """Lines that begin with the type where there are several: two boards cannot share a screen."""
     usual = progress(show, sys.stderr)
-    if not kind or show == "none":
-        return usual
-    return PlainProgress(sys.stderr, prefix=f"{kind:<6} ")
+    by_kind = PlainProgress(sys.stderr, prefix=f"{kind:<6} ")
+    return by_kind if kind and show != "none" else usual
 
 
 def shipment_of(spec: str) -> tuple[dict[str, str], str, str]:
