@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import __version__
-from autocompile.cluster.stations import Link, Message
+from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode, job_of, sent_ending
 from autocompile.execute.executor import Ended, Ending, Event, Executor, Job, Stepped, Told
 from autocompile.protocol.requests import Kind, ProbeRequest, RaceRequest, read_request
@@ -28,7 +28,6 @@ from autocompile.store.record import Outcome, Step
 __all__ = ["FakeExecutor", "ScriptedStations", "failed", "measured", "probed"]
 
 Script = Callable[[Mapping[str, Any]], Ending]
-_FACTS = {"python": "3.11.7", "torch": "2.13.0", "autocompile": __version__}
 
 
 def measured(
@@ -171,10 +170,10 @@ class FakeExecutor:
 class ScriptedStations:
     """Stations whose jobs end as executors of their own decide, ``wall_s`` later.
 
-    The last ``measure_s`` of a job come one after another on each host, as with tokens.
+    The last ``measure_s`` of a job come one after another at each station.
 
     Args:
-        names: of the stations; what is before a slash is their host.
+        names: of the stations.
         make: the executor of a station.
         slots: of each station.
         facts: by name, what a station says of itself beside the usual.
@@ -223,12 +222,7 @@ class ScriptedStations:
 
     def _open(self, name: str) -> _Scripted:
         self.alive[name] = station = _Scripted(self, name, self._make(name))
-        facts = {
-            "boot": name.partition("/")[0],
-            "host": name,
-            **_FACTS,
-            **self._facts.get(name, {}),
-        }
+        facts = {"autocompile": __version__, **self._facts.get(name, {})}
         self._put(station, encode(Say.HELLO, slots=self._slots, **facts), 0.0)
         return station
 
@@ -245,9 +239,9 @@ class ScriptedStations:
         heapq.heapify(self._events)
 
     def _ends_in(self, name: str, wall_s: float) -> float:
-        host, measure_s = name.partition("/")[0], min(wall_s, self._measure_s)
-        begins = max(self.now + wall_s - measure_s, self._free_at.get(host, 0.0))
-        self._free_at[host] = begins + measure_s
+        measure_s = min(wall_s, self._measure_s)
+        begins = max(self.now + wall_s - measure_s, self._free_at.get(name, 0.0))
+        self._free_at[name] = begins + measure_s
         return begins + measure_s - self.now
 
 
@@ -271,7 +265,7 @@ class _Scripted:
             self._pass_on()
         elif kind is Do.START:
             number = message["job"]["number"]
-            folder = Path(self._stations._scratch.name) / self.name.replace("/", "-") / str(number)
+            folder = Path(self._stations._scratch.name) / self.name / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "request.json").write_text(json.dumps(message["request"]), "utf-8")
             self._executor.start(job_of(message["job"], folder, toolchain=None))
@@ -285,14 +279,14 @@ class _Scripted:
                     self._stations._put(self, line, 0.0)
                 elif isinstance(event, Ended):
                     ending = sent_ending(event.ending)
-                    line = encode(Say.ENDED, number=event.number, ending=ending, files={})
+                    own = {"files": {}, "slots": self._stations._slots}
+                    line = encode(Say.ENDED, number=event.number, ending=ending, **own)
                     after_s = self._stations._ends_in(self.name, event.ending.wall_s)
                     self._stations._put(self, line, after_s)
 
-    def hello(self, facts: Mapping[str, Any]) -> None: ...
-
     def close(self) -> None:
-        self._stations.alive.pop(self.name, None)
+        if self._stations.alive.get(self.name) is self:
+            del self._stations.alive[self.name]
 
     def again(self) -> Link | None:
-        return self._stations._open(f"{self.name}+") if self.is_replaced else None
+        return self._stations._open(self.name) if self.is_replaced else None

@@ -82,13 +82,9 @@ def check(
         raise typer.Exit(ExitCode.GATE)
 
 
-_STATIONS = "list the stations of a Ray cluster instead"
-
-
 def doctor(
     backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
     device: options.Device = None,
-    ray: Annotated[str | None, options.option("ADDRESS", _STATIONS)] = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -96,19 +92,6 @@ def doctor(
     from autocompile.commands import diagnose
     from autocompile.report import checks
 
-    if ray is not None:
-        from autocompile.commands.stations import stations_of
-
-        if backend:
-            raise UsageError(
-                "--ray lists all backends of each station", hint=f"autocompile doctor --ray {ray}"
-            )
-        every = stations_of(ray, device)
-        print_or_draw(every, as_json, lambda console: checks.render_stations(every, console))
-        stations = [row for kind in every["types"].values() for row in kind["stations"]]
-        if not any(row["installed"] for row in stations):
-            raise typer.Exit(ExitCode.GATE)
-        return
     found = diagnose.doctor(backend, device)
     print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
 

@@ -1,65 +1,170 @@
 """ClusterExecutor: spreads jobs over stations. Knows nothing of Ray: links carry the messages.
 
-A station that is lost gives its jobs back, and they run elsewhere, alone. One whose second station
-is lost too takes its machines down, which is its outcome. Jobs of a race that take turns share a
-station, and the sets of a race go round the stations: differences of machines are in its interval.
+A station is a machine of the cluster. One that is lost gives its jobs back, and they run elsewhere,
+alone. A job whose second station is lost too takes its machines down, which is its outcome. Jobs of
+a race that take turns share a station, and the sets of a race go round the stations: differences of
+machines are in its interval.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from autocompile.cluster.agreement import call_times, slower, unlike
-from autocompile.cluster.stations import GLANCE_S, Link, Receive, Station, Stations, Task
-from autocompile.cluster.wire import Do, Say, ending_of, marked, sent_job
+from autocompile import __version__
+from autocompile.cluster.wire import Do, Say, ending_of, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.protocol.requests import read_request
+from autocompile.protocol.requests import Kind, read_request
+from autocompile.protocol.results import ProbeResult
 from autocompile.store.files import write_text
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["ClusterExecutor"]
+__all__ = ["ClusterExecutor", "Interrupts", "Link", "Message", "Receive", "Station"]
 
+_OPEN_S = 120.0  # for a station's first word
+_CLOSE_S = 10.0
+_GLANCE_S = 0.5
 _MOST_LOSSES = 2  # of stations by one job
+# Of what a probe describes; the number of cores is a matter of the node, and shown.
+_ALIKE = (
+    *("device_name", "driver", "power_limit_w", "cpu", "cpu_capability"),
+    *("cuda", "torch", "python"),
+)
+
+Message = Mapping[str, Any] | None  # None: the station is lost
+
+
+class Link(Protocol):
+    """The way to one station."""
+
+    name: str
+
+    def send(self, kind: Do, **fields: Any) -> None: ...
+
+    def close(self) -> None:
+        """Kill it; may be called twice."""
+
+    def again(self) -> Link | None:
+        """A new station in its place, after it was lost; None where there can be none."""
+
+
+Receive = Callable[[Sequence[Link], float], list[tuple[Link, Message]]]
+"""Waits so many seconds for messages from any of the links."""
+
+
+@dataclass
+class Task:
+    """A job that has not ended, and how often its station was lost."""
+
+    job: Job
+    request: Mapping[str, Any]
+    losses: int = 0
+    step: Step = Step.IMPORT
+
+    @property
+    def is_probe(self) -> bool:
+        return bool(self.request["kind"] == Kind.PROBE.value)
+
+    @property
+    def cell(self) -> tuple[str, int | None] | None:
+        """Phase and batch size of a race."""
+        if self.request["kind"] not in (Kind.RACE.value, Kind.EXPORTED.value):
+            return None
+        return self.request["phase"], self.request["batch_size"]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing may run beside it on its station."""
+        races_alone = self.cell is not None and not self.request.get("takes_turns")
+        return races_alone or self.job.fresh or self.losses > 0 or self.is_probe
+
+
+@dataclass(eq=False)
+class Station:
+    """One station; without slots it has not said hello, without a probe it gets no trials."""
+
+    link: Link
+    began: float
+    probe: Ending | None = None
+    slots: int = 0
+    running: dict[int, Task] = field(default_factory=dict)
+    raced: Counter[tuple[str, int | None]] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+    def has_room_for(self, task: Task) -> bool:
+        if task.is_alone or any(t.is_alone for t in self.running.values()):
+            return not self.running
+        return len(self.running) < self.slots
+
+    def preference(self, task: Task) -> tuple[Any, ...]:
+        """Smallest where a job should go; a race to the station that has raced it least."""
+        if task.cell is None:
+            return not self.has_room_for(task), len(self.running) / self.slots
+        shares = any(t.cell == task.cell for t in self.running.values())
+        joins = bool(task.request.get("takes_turns")) and shares
+        return not joins, self.raced[task.cell], len(self.running) / self.slots
+
+    def differs_from(self, other: Station) -> str:
+        """Why it cannot share a run with another, whose probe has succeeded; empty if it can."""
+        assert self.probe
+        assert other.probe
+        if self.probe.outcome is not Outcome.OK:
+            return f"its probe ended with {self.probe.outcome.value} ({self.probe.message})"
+        own = ProbeResult.read(self.probe.payload).environment
+        first = ProbeResult.read(other.probe.payload).environment
+        told = [
+            f"{name} is {own.get(name)}, not {first.get(name)}"
+            for name in _ALIKE
+            if own.get(name) != first.get(name)
+        ]
+        return f"its machine differs from that of {other.name}: {'; '.join(told)}" if told else ""
+
+
+@dataclass
+class Interrupts:
+    """How often Ctrl-C was pressed in the main thread, for executors that others wait for."""
+
+    count: int = 0
 
 
 class ClusterExecutor:
-    """Runs jobs on stations whose machines are alike; the probe goes to each of them."""
+    """Runs jobs on stations whose machines are alike; the probe goes to each of them.
+
+    Args:
+        interrupts: each raises KeyboardInterrupt once in a method that starts or waits.
+    """
 
     def __init__(
-        self, links: Sequence[Link], receive: Receive, clock: Callable[[], float] = time.monotonic
+        self,
+        links: Sequence[Link],
+        receive: Receive,
+        clock: Callable[[], float] = time.monotonic,
+        interrupts: Interrupts | None = None,
     ) -> None:
-        self._stations, self._clock = Stations(links, receive, clock), clock
+        self._receive, self._clock = receive, clock
+        self._interrupts, self._heard = interrupts or Interrupts(), 0
+        self.stations = [Station(link, clock()) for link in links]  # those that are not lost
+        self._reasons: dict[str, str] = {}  # why others have left, by their names
         self._waiting: list[Task] = []
         self._events: list[Event] = []
-        self._probe: Task | None = None
-        self._reference: tuple[str, Ending] | None = None  # whose probe has spoken for all
-        # The first trial of plain torch.compile() that worked, where, and the times of its calls.
-        self._plain: tuple[Task, str, tuple[float, ...]] | None = None
-        self._interrupts = 0
+        self._probe: Task | None = None  # until all have ended it
+        self._has_probe = False
         self.slots = self.lanes = 1
         try:
-            self._stations.await_hellos()
+            self._await_hellos()
         except BaseException:
-            self._stations.close()
+            self.close()
             raise
-
-    @property
-    def stations(self) -> list[Station]:
-        """Those that are not lost."""
-        return self._stations.all
-
-    def interrupt(self) -> None:
-        """Have the next call raise KeyboardInterrupt, as Ctrl-C does in the main thread."""
-        self._interrupts += 1
-
-    def tell_later(self, events: Sequence[Event]) -> None:
-        """Give events, of stations that were lost, to who waits next."""
-        self._events[:0] = events
 
     def compile_threads(self, alone: bool) -> int:
         """One: a station may have as few cores as slots."""
@@ -75,30 +180,34 @@ class ClusterExecutor:
             self._waiting.append(task)
             self._dispatch()
             return
-        self._probe, self._reference, self._stations.has_probe = task, None, True
-        self._plain = None
-        for station in self._stations.all:
+        self._probe, self._has_probe = task, True
+        for station in self.stations:
             station.probe = None
             self._send(station, task)
 
     def wait(self, timeout_s: float) -> list[Event]:
         self._raise_interrupt()
+        if not (self.stations or self._events):
+            raise RunError(
+                "no station is left",
+                *self._told_reasons,
+                "finished trials are safe",
+                hint="the same command with --resume, once there are machines",
+            )
         until = self._clock() + timeout_s
-        while not self._events and (self._waiting or any(s.running for s in self._stations.all)):
+        while not self._events and (self._waiting or any(s.running for s in self.stations)):
+            self._raise_interrupt()
             if (left := until - self._clock()) <= 0:
                 break
-            for station, message in self._stations.listen(min(left, GLANCE_S)):
-                if message is None:
-                    self._lose(station)
-                else:
-                    self._take(station, message)
+            for station, message in self._listen(min(left, _GLANCE_S)):
+                self._take(station, message)
             self._dispatch()
         events, self._events = self._events, []
         return events
 
     def cancel(self, number: int) -> None:
         self._waiting = [t for t in self._waiting if t.job.number != number]
-        at = [s for s in self._stations.all if number in s.running]
+        at = [s for s in self.stations if number in s.running]
         for station in at:
             station.link.send(Do.CANCEL, number=number)
         if not at and not any(isinstance(e, Ended) and e.number == number for e in self._events):
@@ -108,54 +217,106 @@ class ClusterExecutor:
     def close(self) -> None:
         """End every station and all that runs there."""
         self._waiting.clear()
-        self._stations.close()
-
-    def _count(self) -> None:
-        self.slots, self.lanes = self._stations.slots, self._stations.hosts
+        left = {*self.stations}
+        for station in left:
+            station.link.send(Do.CLOSE)
+        until = self._clock() + _CLOSE_S
+        while left and self._clock() < until:
+            left -= {station for station, message in self._listen(_GLANCE_S) if message is None}
+        for station in self.stations:
+            station.link.close()
+        self.stations = []
 
     def _raise_interrupt(self) -> None:
-        if self._interrupts:
-            self._interrupts -= 1
+        if self._heard < self._interrupts.count:
+            self._heard += 1
             raise KeyboardInterrupt
 
-    @property
-    def _running(self) -> list[Task]:
-        return [t for s in self._stations.all for t in s.running.values()]
+    # What stations say ----------------------------------------------------------------------------
+
+    def _await_hellos(self) -> None:
+        """Wait until each has said hello or is given up."""
+        while any(not s.slots for s in self.stations):
+            self._raise_interrupt()
+            for station, message in self._listen(_GLANCE_S):
+                self._take(station, message)
+        if not self.stations:
+            raise UsageError(
+                "no station has started",
+                *self._told_reasons,
+                hint="ray status   (what is in use, and by whom)",
+            )
+
+    def _listen(self, timeout_s: float) -> list[tuple[Station, Message]]:
+        """What stations say; those that end or do not start in time are lost."""
+        by_link = {station.link: station for station in self.stations}
+        found: list[tuple[Station, Message]] = []
+        for link, message in self._receive([*by_link], timeout_s):
+            if message and message["say"] is Say.FAILED:
+                self._reasons[link.name] = message["text"]
+            elif link in by_link:
+                is_over = message is None or message["say"] is Say.CLOSED
+                found.append((by_link[link], None if is_over else message))
+        for station in self.stations:
+            if not station.slots and self._clock() - station.began > _OPEN_S:
+                what = f"it has not started within {_OPEN_S:.0f} s: another job may use its place"
+                self._reasons.setdefault(station.name, what)
+                found.append((station, None))
+        return found
+
+    def _take(self, station: Station, message: Message) -> None:
+        if station not in self.stations:  # it was given up meanwhile
+            return
+        if message is None:
+            self._lose(station)
+            return
+        kind, task = message["say"], station.running.get(message.get("number", 0))
+        if kind is Say.HELLO:
+            self._reasons.pop(station.name, None)
+            station.slots = int(message["slots"])
+            if message["autocompile"] != __version__:
+                self._leave_out(station, f"autocompile is {message['autocompile']} there")
+        elif kind is Say.TOLD:
+            if not station.slots:  # what it waits for
+                self._reasons[station.name] = message["text"]
+            self._tell(station, message["text"])
+        elif kind is Say.STEPPED and task is not None:
+            task.step = Step(message["step"])
+            if not task.is_probe:
+                at = station.name if len(self.stations) > 1 else ""
+                self._events.append(Stepped(task.job.number, task.step, at))
+        elif kind is Say.ENDED and task is not None:
+            del station.running[task.job.number]
+            station.slots = int(message["slots"])  # fewer, if the probe needed much memory
+            self._end(station, task, message)
+        self._count()
+
+    def _tell(self, station: Station, text: str) -> None:
+        self._events.append(Told(f"{station.name}: {text}"))
 
     # Where a job runs -----------------------------------------------------------------------------
 
-    def _compare_others(self) -> None:
-        """Have stations that did not time plain ``torch.compile()`` do so, to compare them."""
-        if self._plain is None:
-            return
-        task, _, _ = self._plain
-        others = [s for s in self._stations.able if not s.is_compared]
-        again = [dataclasses.replace(task, losses=0, only_at=station.name) for station in others]
-        self._waiting[:0] = again  # or jobs that are started meanwhile would keep them waiting
-        for station in others:
-            station.is_compared = True
+    @property
+    def _able(self) -> list[Station]:
+        """Those that take trials: before the first probe all that have said hello."""
+        return [s for s in self.stations if s.slots and (s.probe or not self._has_probe)]
+
+    def _count(self) -> None:
+        self.slots = max(1, sum(s.slots for s in self._able))
+        self.lanes = max(1, len(self._able))
 
     def _dispatch(self) -> None:
         """Send what waits to stations with room; what a lost station ran comes first."""
-        kept: set[str] = set()  # for a job that runs alone, once what runs there has ended
+        able = self._able
         for task in list(self._waiting):
-            able = [s for s in self._stations.able if s.name not in kept]
-            if (station := self._choose(task, able)) is not None:
+            station = min(able, key=lambda s: s.preference(task), default=None)
+            if station is None:
+                return
+            if station.has_room_for(task):
                 self._waiting.remove(task)
                 self._send(station, task)
-            elif task.cell is None and task.is_alone and able:
-                kept.add(min(able, key=lambda s: s.load).name)
-
-    def _choose(self, task: Task, able: Sequence[Station]) -> Station | None:
-        """Of those able, the one with most room, or of a race whose turn it is; None: wait."""
-        if (cell := task.cell) is None:
-            at = task.only_at
-            able = [s for s in able if s.has_room_for(task) and at in ("", s.name)]
-            return min(able, key=lambda s: s.load, default=None)
-        sharing = [s for s in able if any(t.cell == cell for t in s.running.values())]
-        if not (task.request.get("takes_turns") and sharing):
-            sharing = sorted(able, key=lambda s: (s.raced[cell], s.load))[:1]
-        return next((s for s in sharing if s.has_room_for(task)), None)
+            elif task.is_alone:  # others would keep it waiting
+                able.remove(station)
 
     def _send(self, station: Station, task: Task) -> None:
         job = task.job
@@ -170,25 +331,9 @@ class ClusterExecutor:
 
     # What becomes of it ---------------------------------------------------------------------------
 
-    def _take(self, station: Station, message: Mapping[str, Any]) -> None:
-        kind, task = message["say"], station.running.get(message.get("number", 0))
-        if kind is Say.HELLO and self._probe is not None:  # in place of one that was lost
-            self._send(station, self._probe)
-        elif kind is Say.TOLD:
-            self._tell(station, message["text"])
-        elif kind is Say.STEPPED and task is not None:
-            task.step = Step(message["step"])
-            if not (task.is_probe or task.only_at):
-                at = station.name if len(self._stations.all) > 1 else ""
-                self._events.append(Stepped(task.job.number, task.step, at))
-        elif kind is Say.ENDED and task is not None:
-            del station.running[task.job.number]
-            self._end(station, task, message)
-        self._count()
-
     def _end(self, station: Station, task: Task, message: Mapping[str, Any]) -> None:
         """Keep what a job has left, and say how it ended."""
-        for file, text in ({} if task.only_at else message["files"]).items():
+        for file, text in message["files"].items():
             write_text(task.job.folder / Path(file).name, text)
         try:
             ending = ending_of(message["ending"])
@@ -198,25 +343,37 @@ class ClusterExecutor:
         if task.is_probe:
             station.probe = ending
             self._conclude_probe()
-        elif task.only_at:
-            self._compare(station, ending)
         else:
-            self._events.append(Ended(task.job.number, marked(ending, station.name)))
-            if self._plain is None and task.is_plain and (times_s := call_times(ending)):
-                self._plain, station.is_compared = (task, station.name, times_s), True
-                self._compare_others()
+            self._events.append(Ended(task.job.number, _marked(ending, station.name)))
+
+    def _conclude_probe(self) -> None:
+        """When the probes have ended, the first good one speaks for all; who differs leaves.
+
+        Where none is good the target is to blame, and all stay.
+        """
+        if not (self._probe and self.stations and all(s.probe for s in self.stations)):
+            return
+        number, self._probe = self._probe.job.number, None
+        good = [s for s in self.stations if s.probe and s.probe.outcome is Outcome.OK]
+        speaker = (good or self.stations)[0]
+        assert speaker.probe is not None
+        self._events.append(Ended(number, speaker.probe))
+        for station in list(self.stations) if good else ():
+            if why := station.differs_from(speaker):
+                self._leave_out(station, why)
 
     def _lose(self, station: Station) -> None:
         """Put back what a dead station was doing, and start another in its place."""
-        if station not in self._stations.all:  # its end has been told twice
-            return
-        self._stations.give_up(station, "it does not answer")
-        tasks = self._given_back(station)
-        told = f"lost ({self._stations.reasons[station.name]})"
+        why = "it does not answer" if station.slots else "it has ended before it was ready"
+        self._give_up(station, why)
+        tasks = [t for t in station.running.values() if not t.is_probe]
+        told = f"lost ({self._reasons[station.name]})"
         if tasks:
             told += f"; trial {', '.join(str(t.job.number) for t in tasks)} is put back"
         self._tell(station, told)
-        self._stations.replace(station)
+        if station.slots and station.probe and (link := station.link.again()) is not None:
+            del self._reasons[station.name]
+            self.stations.append(Station(link, self._clock(), station.probe))
         for task in reversed(tasks):
             task.losses += 1
             if task.losses < _MOST_LOSSES:
@@ -224,61 +381,32 @@ class ClusterExecutor:
                 continue
             what = f"it takes its machine down: {_MOST_LOSSES} stations were lost while it ran"
             self._events.append(Ended(task.job.number, Ending(Outcome.CRASHED, task.step, what)))
-        self._demand_one()
         self._conclude_probe()
-
-    def _given_back(self, station: Station) -> list[Task]:
-        """The jobs of a station that leaves, but for those that only compare it."""
-        self._waiting = [t for t in self._waiting if t.only_at != station.name]
-        return [t for t in station.running.values() if not (t.is_probe or t.only_at)]
-
-    def _demand_one(self) -> None:
-        if not self._stations.all:
-            raise RunError(
-                "no station is left",
-                *self._stations.told_reasons,
-                "finished trials are safe",
-                hint="the same command with --resume, once there are machines",
-            )
-
-    def _conclude_probe(self) -> None:
-        """When the probes have ended, the first good one speaks for all; who differs leaves."""
-        if self._probe is None or any(t.is_probe for t in self._running):
-            return
-        probes = {s.name: s.probe for s in self._stations.able if s.probe is not None}
-        if self._reference is None and probes:
-            good = [n for n, ending in probes.items() if ending.outcome is Outcome.OK]
-            name = next(iter(good or probes))
-            self._reference = name, probes[name]
-            self._events.append(Ended(self._probe.job.number, probes[name]))
-        for station in self._stations.able:
-            if station.probe is None or self._reference is None:
-                continue
-            if why := unlike(station.probe, *self._reference):
-                self._leave_out(station, why)
-        self._compare_others()
         self._count()
-
-    def _compare(self, station: Station, ending: Ending) -> None:
-        """Leave out a station that cannot do what another did, and the slower of the two."""
-        assert self._plain is not None
-        task, name, others_s = self._plain
-        times_s = call_times(ending)
-        if ending.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-            what = f"plain torch.compile(), which works on {name}, ended with "
-            self._leave_out(station, f"{what}{ending.outcome.value} ({ending.message})")
-        elif times_s and (why := slower(times_s, others_s)):
-            self._leave_out(station, f"{why} there as on {name}")
-        elif times_s and (why := slower(others_s, times_s)):
-            self._plain = task, station.name, times_s
-            for other in [s for s in self._stations.all if s.name == name]:
-                self._leave_out(other, f"{why} there as on {station.name}")
 
     def _leave_out(self, station: Station, why: str) -> None:
         self._tell(station, f"left out: {why}")
-        self._stations.give_up(station, why)
-        self._waiting[:0] = self._given_back(station)
-        self._demand_one()
+        self._give_up(station, why)
 
-    def _tell(self, station: Station, text: str) -> None:
-        self._events.append(Told(f"{station.name}: {text}"))
+    def _give_up(self, station: Station, why: str) -> None:
+        station.link.close()
+        self.stations.remove(station)
+        self._reasons.setdefault(station.name, why)
+
+    @property
+    def _told_reasons(self) -> list[str]:
+        return [f"{name}: {why}" for name, why in self._reasons.items()]
+
+
+def _marked(ending: Ending, station: str) -> Ending:
+    """With the station in what is kept of it, of each side of a race too."""
+
+    def named(said: Mapping[str, Any]) -> dict[str, Any]:
+        return {**said, "detail": {**said.get("detail", {}), "station": station}}
+
+    payload = ending.payload
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a forged payload is as it is
+        payload = named(payload)
+        if isinstance(payload.get("sides"), list):
+            payload["sides"] = [named(side) for side in payload["sides"]]
+    return dataclasses.replace(ending, payload=payload)

@@ -2,34 +2,35 @@
 
 An actor is placed on the node that its place names, so that a lost node is known by name, and a
 station never waits for a machine that the cluster would have to start. Nothing is restarted or
-retried by Ray: what is lost is the executor's business.
+retried by Ray: what is lost is the executor's business. The user's code never runs in an actor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import socket
-import tempfile
+import subprocess
+import sys
 import threading
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import autocompile
-from autocompile.cluster.pipe import Pipe, TokenKeeper
-from autocompile.cluster.places import Place
-from autocompile.cluster.stations import Link, Message
+from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import UsageError
 
-__all__ = ["Cluster", "connected", "demand_head"]
+__all__ = ["CPU", "Cluster", "Place", "connected", "demand_head", "places_of", "side_by_side"]
 
-_NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
-_LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
-_THREADS = {_LISTENING: 64}
+CPU = "cpu"
+_LABEL = "ray.io/accelerator-type"
+_RESOURCE = "accelerator_type:"  # of older clusters
+_LISTENING = "listening"  # concurrency group of the call that waits, beside those that do not
 _POLL_S = 30.0
 _ANSWER_S = 5.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
@@ -49,7 +50,6 @@ def connected(address: str) -> Iterator[Cluster]:
             "--ray needs Ray, which is not installed",
             hint='pip install "torch-autocompile[ray]"',
         ) from None
-    package = str(Path(autocompile.__file__).parent)
     if ray.is_initialized():  # a notebook's, or a job's: it stays
         here = str(ray.get_runtime_context().gcs_address)
         if address not in ("auto", here):
@@ -57,15 +57,14 @@ def connected(address: str) -> Iterator[Cluster]:
                 f"this process is connected to the Ray cluster at {here}, not to {address}",
                 hint="ray.shutdown() before it, or the address auto",
             )
-        yield Cluster(ray, _with_sent(package, ray.get_runtime_context().runtime_env))
+        yield Cluster(ray)
         return
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     demand_head(address)
     try:
         ray.init(
             address=address,
-            namespace=_NAMESPACE,
-            runtime_env={"py_modules": [package]},
+            runtime_env={"py_modules": [str(Path(autocompile.__file__).parent)]},
             log_to_driver=False,
             logging_level="ERROR",
         )
@@ -86,75 +85,103 @@ def connected(address: str) -> Iterator[Cluster]:
 
 def demand_head(address: str) -> None:
     """Raise a UsageError if nothing answers there: Ray itself would try for minutes."""
+    found = where = address
+    hint = "ray start --head, or --ray HOST:PORT of the head of another"
     if address == "auto":
         record = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
         noted = record.read_text("utf-8").strip() if record.is_file() else ""
         if not (found := os.environ.get("RAY_ADDRESS", noted)):
-            raise UsageError(
-                "no Ray cluster runs on this machine",
-                hint="ray start --head, or --ray HOST:PORT of the head of another",
-            )
+            raise UsageError("no Ray cluster runs on this machine", hint=hint)
         where = f"{found}, which Ray has noted as this machine's cluster: it may have ended"
-    else:
-        found = where = address
     host, _, port = found.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise UsageError(f"{found!r} is no address of a Ray cluster", hint="--ray HOST:6379")
     try:
         socket.create_connection((host, int(port)), _ANSWER_S).close()
     except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"no Ray cluster answers at {where}",
-            str(error),
-            hint="ray start --head, or --ray HOST:PORT of the head of another",
-        ) from None
+        raise UsageError(f"no Ray cluster answers at {where}", str(error), hint=hint) from None
 
 
-def _with_sent(package: str, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """An actor's environment with a package that the session's own does not have.
+# Places -------------------------------------------------------------------------------------------
 
-    Ray sends a folder with ``ray.init`` only: for an actor it has to be there already.
 
-    Raises:
-        UsageError: it cannot be sent.
+@dataclass(frozen=True)
+class Place:
+    """A node, for one station: with all its CPUs, and for an accelerator type all its GPUs."""
+
+    kind: str  # an accelerator type, or ``cpu``
+    node: str  # id
+    host: str
+    gpus: int
+    cpus: float
+
+
+def places_of(
+    nodes: Iterable[Mapping[str, Any]], kinds: Sequence[str] | None
+) -> dict[str, list[Place]]:
+    """Places for stations of each accelerator type, in the order asked; None: all that are there.
+
+    A ``cpu`` station is on a node without GPUs, if there is one.
     """
-    from ray.exceptions import RayError
-
-    modules = [*environment.get("py_modules", ()), package]
-    try:
-        from ray._private.runtime_env.py_modules import upload_py_modules_if_needed as upload
-
-        with tempfile.TemporaryDirectory() as scratch:
-            where = {"include_gitignore": True, "scratch_dir": scratch}
-            return dict(upload({"py_modules": modules}, **where))
-    except (ImportError, TypeError):  # another version of Ray: it has to be installed there
-        return {}
-    except (RayError, RuntimeError, ValueError, OSError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
+    alive = sorted((n for n in nodes if n["Alive"]), key=lambda n: str(n["NodeID"]))
+    found: dict[str, list[Place]] = {}
+    for node in alive:
+        if kind := _type_of(node):
+            found.setdefault(kind, []).append(_place(kind, node))
+    with_cpus = [n for n in alive if n["Resources"].get("CPU", 0) >= 1]
+    if plain := [n for n in with_cpus if not _type_of(n)] or with_cpus:
+        found[CPU] = [_place(CPU, node) for node in plain]
+    by_name = {kind.lower(): kind for kind in found}
+    wanted = [*found] if kinds is None else [by_name.get(k.lower(), k) for k in kinds]
+    if missing := [kind for kind in wanted or ["GPUs or a whole CPU"] if kind not in found]:
+        there = ", ".join(f"{kind} ({len(its)})" for kind, its in found.items())
         raise UsageError(
-            f"cannot send autocompile to the Ray cluster: {why[:400]}",
-            hint="leave the session (ray.shutdown()): autocompile then connects by itself",
-        ) from None
+            f"no node of the cluster has {missing[0]}",
+            f"{len(alive)} of its nodes are alive; there are: {there or 'none'}",
+            "a node's type is its label ray.io/accelerator-type or its resource accelerator_type:X",
+            hint=f"--accelerators {','.join(found)}" if found else "ray status",
+        )
+    return {kind: found[kind] for kind in dict.fromkeys(wanted)}
+
+
+def _type_of(node: Mapping[str, Any]) -> str:
+    """A node's accelerator type; empty without GPUs."""
+    if not node["Resources"].get("GPU"):
+        return ""
+    if label := (node.get("Labels") or {}).get(_LABEL):
+        return str(label)
+    names = (n.removeprefix(_RESOURCE) for n in node["Resources"] if n.startswith(_RESOURCE))
+    return next(names, "GPU")
+
+
+def _place(kind: str, node: Mapping[str, Any]) -> Place:
+    name, has = str(node["NodeID"]), node["Resources"]
+    gpus = 0 if kind == CPU else int(has["GPU"])
+    host = str(node.get("NodeManagerHostname") or name)
+    return Place(kind, name, host, gpus, float(has.get("CPU", 0)))
+
+
+def side_by_side(places: Mapping[str, Sequence[Place]]) -> list[list[str]]:
+    """The types in rounds: those of one round are on different nodes, and run at once."""
+    nodes = {kind: {place.node for place in its} for kind, its in places.items()}
+    rounds: list[list[str]] = []
+    for kind in places:
+        beside = [kinds for kinds in rounds if all(not nodes[kind] & nodes[k] for k in kinds)]
+        if beside:
+            beside[0].append(kind)
+        else:
+            rounds.append([kind])
+    return rounds
+
+
+# Stations -----------------------------------------------------------------------------------------
 
 
 class Cluster:
-    """A cluster that this process is connected to.
+    """A cluster that this process is connected to."""
 
-    Args:
-        environment: of actors, where it is not the session's.
-    """
-
-    def __init__(self, ray: Any, environment: Mapping[str, Any] | None = None) -> None:
-        self._ray, self._environment = ray, environment
-        self._keeper: Any = None
-        self._lock = threading.Lock()
-        self._pipe = self._actor(Pipe, max_task_retries=0)
-        self._watched: Any = None
-
-    def _actor(self, kind: type, **more: Any) -> Any:
-        own = {"runtime_env": self._environment} if self._environment else {}
-        grouped = {"max_restarts": 0, "concurrency_groups": _THREADS}
-        return self._ray.remote(**grouped, **own, **more)(kind)
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
 
     def nodes(self) -> list[dict[str, Any]]:
         """As ``ray.nodes()`` lists them."""
@@ -162,92 +189,43 @@ class Cluster:
 
     def open(self, places: Sequence[Place], message: Mapping[str, Any]) -> list[Link]:
         """A station at each place, which is told to open."""
-        counts: dict[str, int] = {}
-        message = {"run": uuid.uuid4().hex[:8], **message}
-        links: list[Link] = []
-        for place in places:
-            counts[place.node] = counts.get(place.node, -1) + 1
-            name = f"{place.host}-{place.node[:4]}"
-            name += f"/{counts[place.node]}" if place.gpus else ""
-            links.append(_RayLink(self, place, message, name))
-        return links
+        return [_RayLink(self._ray, place, message) for place in places]
 
     def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
         """Wait for messages of any of the links."""
-        if not links:
-            return []
-        keeper = self.keeper()
-        pending = {link.pending(keeper): link for link in links if isinstance(link, _RayLink)}
+        pending = {link.pending(): link for link in links if isinstance(link, _RayLink)}
         ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=timeout_s)
         if ready:  # what else is there already
             ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         return [(pending[ref], m) for ref in ready for m in pending[ref].taken()]
 
-    def allow(self, links: Sequence[Link], in_step: bool) -> None:
-        """As :meth:`Hosts.allow`, for these stations of a host."""
-        keys = [link.key for link in links if isinstance(link, _RayLink)]
-        self.keeper().allow.remote(keys, in_step)
-
-    def keeper(self) -> Any:
-        """The actor that hands out the tokens on this cluster, shared with other drivers.
-
-        It dies with the driver that made it; the next that needs it makes another.
-        """
-        with self._lock:
-            if self._keeper is None or self._is_gone():
-                self._keeper = (
-                    self._actor(TokenKeeper, num_cpus=0)
-                    .options(name=_KEEPER, namespace=_NAMESPACE, get_if_exists=True)
-                    .remote(_LISTENING)
-                )
-                self._watched = self._keeper.last.options(concurrency_group=_LISTENING).remote()
-            return self._keeper
-
-    def _is_gone(self) -> bool:
-        return bool(self._ray.wait([self._watched], timeout=0)[0])
-
 
 class _RayLink:
     """A station's actor, and the call that waits for its next messages."""
 
-    def __init__(
-        self, cluster: Cluster, place: Place, message: Mapping[str, Any], name: str
-    ) -> None:
+    def __init__(self, ray: Any, place: Place, message: Mapping[str, Any]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self.name, self.key = name, uuid.uuid4().hex  # drivers may use the same names
-        self._cluster, self._place, self._message = cluster, place, message
-        self._host: str | None = None
-        self._keeper: Any = None
-        self._actor = cluster._pipe.options(
-            num_cpus=place.cpus,
-            num_gpus=place.gpus,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
-        ).remote(self.key)
+        self.name = f"{place.host}-{place.node[:4]}"
+        self._ray, self._place, self._message = ray, place, message
+        actor = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={_LISTENING: 1})
+        self._actor = (
+            actor(Pipe)
+            .options(
+                num_cpus=place.cpus,
+                num_gpus=place.gpus,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+            )
+            .remote()
+        )
         self._pending: Any = None
-        own = {"most_jobs": place.jobs, "share": place.share}
-        self.send(Do.OPEN, **own, **message)
+        self.send(Do.OPEN, **message)
 
     def send(self, kind: Do, **fields: Any) -> None:
         self._actor.send.remote(encode(kind, **fields))
 
-    def hello(self, facts: Mapping[str, Any]) -> None:
-        """Take part in the tokens of its host."""
-        self._host = str(facts["boot"])
-        self._join(self._cluster.keeper())
-
-    def _join(self, keeper: Any) -> None:
-        import ray
-
-        self._keeper = keeper
-        with contextlib.suppress(ray.exceptions.RayError):  # it may be dead
-            ray.get(self._actor.attach.remote(keeper), timeout=_POLL_S)  # before it is hushed
-        self._keeper.join.remote(self.key, self._host, self._actor)
-
-    def pending(self, keeper: Any) -> Any:
+    def pending(self) -> Any:
         """The call that is ready when it has said something, or is dead."""
-        if self._host is not None and keeper is not self._keeper:
-            self._join(keeper)
         if self._pending is None:
             listening = self._actor.receive.options(concurrency_group=_LISTENING)
             self._pending = listening.remote(_POLL_S)
@@ -255,27 +233,97 @@ class _RayLink:
 
     def taken(self) -> list[Message]:
         """What it has said; None at the end."""
-        import ray
-
         pending, self._pending = self._pending, None
         try:
-            return [None if line is None else decode(line) for line in ray.get(pending)]
-        except (ray.exceptions.RayError, ValueError) as error:
+            return [None if line is None else decode(line) for line in self._ray.get(pending)]
+        except (self._ray.exceptions.RayError, ValueError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[-1]  # Ray's cause
             return [decode(encode(Say.FAILED, text=why[:_MOST_CHARACTERS])), None]
 
     def close(self) -> None:
         """Kill the actor: its process ends itself then."""
-        import ray
-
-        if self._keeper is not None:
-            self._keeper.leave.remote(self.key)
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):
-            ray.kill(self._actor, no_restart=True)
+        with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(self._actor, no_restart=True)
 
     def again(self) -> Link | None:
         """Another at the same place, if its node is alive."""
-        alive = {n["NodeID"] for n in self._cluster.nodes() if n["Alive"]}
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         if self._place.node not in alive:
             return None
-        return _RayLink(self._cluster, self._place, self._message, f"{self.name}+")
+        return _RayLink(self._ray, self._place, self._message)
+
+
+# In Ray's workers ---------------------------------------------------------------------------------
+
+
+def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker without what Ray has changed; the visible GPUs stay.
+
+    Args:
+        now: of the worker.
+        before: of the process that started it, which has what the machine had.
+    """
+
+    def is_rays(name: str) -> bool:
+        return name == "OMP_NUM_THREADS" or name.startswith("RAY_")
+
+    found = {name: value for name, value in now.items() if not is_rays(name)}
+    return found | {name: value for name, value in before.items() if is_rays(name)}
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """Of another process; empty where it cannot be read."""
+    try:
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(p).split("=", 1) for p in pairs if b"=" in p)
+
+
+class Pipe:
+    """What an actor is of: a station's process, lines in, lines out."""
+
+    def __init__(self) -> None:
+        environment = restored(os.environ, _environment_of(os.getppid()))
+        home = Path(autocompile.__file__).parent.parent
+        if home.name != "site-packages":  # Ray has brought this package: it is not installed here
+            paths = [str(home), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "autocompile.cluster.station"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+            cwd="/",
+        )
+        self._said = queue.SimpleQueue[str | None]()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, line: str) -> None:
+        """Pass a line on; one to a dead process is lost, and :meth:`receive` says so."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._said.put(None)
+
+    def receive(self, timeout_s: float) -> list[str | None]:
+        """Wait for lines; None at the end: the process is dead."""
+        found: list[str | None] = []
+        try:
+            found.append(self._said.get(timeout=timeout_s))
+            while found[-1] is not None:
+                found.append(self._said.get_nowait())
+        except queue.Empty:
+            pass
+        return found
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                self._said.put(line.decode())
+        finally:
+            self._said.put(None)

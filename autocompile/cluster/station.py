@@ -1,53 +1,46 @@
 """A station: ``python -m autocompile.cluster.station`` runs jobs that it is told on its stdin.
 
-It is a process of its own below a Ray actor, with the environment that the machine had before Ray,
-and runs an ordinary ``LocalExecutor``. When its stdin ends, the actor is dead: it ends all it runs.
+It is a process of its own below a Ray actor, with the environment that the machine had before Ray.
+As a tune on one machine it holds the machine and runs a ``LocalExecutor``; its jobs are spread over
+the GPUs that it sees. When its stdin ends, the actor is dead: it ends all it runs.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import importlib.metadata
+import json
 import os
-import platform
 import queue
 import select
+import shutil
 import signal
-import socket
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from autocompile import __version__
-from autocompile.cluster.paths import StationFolder
 from autocompile.cluster.wire import Do, Say, decode, encode, job_of, sent_ending
 from autocompile.errors import AutocompileError
+from autocompile.execute import exclusive
 from autocompile.execute.executor import Ended, Event, Stepped
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
+from autocompile.store.files import hold, is_forgotten, make_folder, write_json
+from autocompile.store.record import AT_WORK
 
-__all__ = ["Station", "facts", "main"]
+__all__ = ["Station", "StationFolder", "main"]
 
-_IDLE_S, _GLANCE_S = 60.0, 0.1
+_IDLE_S = 60.0
 _PATIENCE_S = 5.0  # to end itself once its stdin has ended
-
-
-def facts() -> dict[str, Any]:
-    """The machine and the versions, without importing torch."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return {
-        "boot": boot.read_text().strip() if boot.exists() else socket.gethostname(),
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "torch": torch,
-        "autocompile": __version__,
-    }
+_PREFIX = "autocompile-station-"
+_SENT_BACK = ("log.txt", AT_WORK)
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "", "TRITON_CACHE_DIR": "triton"}
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Inbox:
@@ -79,54 +72,131 @@ class Inbox:
         return found
 
 
+class StationFolder:
+    """A temporary folder with the target's files, jobs and compiler caches.
+
+    A driver's paths mean nothing here. Those in a request are replaced when it arrives, and those
+    of this folder in what is sent back, so that users read their own.
+
+    Args:
+        files: of the target, base64 by their path under the driver's ``place``.
+        place: absolute path on the driver's machine.
+    """
+
+    def __init__(self, files: Mapping[str, str], place: str) -> None:
+        for old in filter(is_forgotten, Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+            shutil.rmtree(old, ignore_errors=True)  # of a station that was killed
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+        self._held = hold(self.path)
+        self._place, self._files = place, self.path / "files"
+        make_folder(self._files)
+        for name, content in files.items():
+            path = (self._files / name).resolve()
+            if self._files not in path.parents:
+                raise ValueError(f"{name} leads out of the station's folder")
+            make_folder(path.parent)
+            path.write_bytes(base64.b64decode(content))
+        self.toolchain = self.path / "toolchain"
+        os.chdir(self._files)  # trials import from here, as they would in the driver's folder
+
+    def prepare(self, number: int, request: Mapping[str, Any]) -> Path:
+        """Write the request of a job into a folder of its own, with its paths replaced."""
+        request = dict(request)
+        if str(request.get("target", "")).startswith(self._place + os.sep):
+            # Exported code names the target's folder too.
+            own = ("target", "sides")
+            request |= {n: self._inward(request[n]) for n in own if n in request}
+        if request.get("toolchain"):
+            request["toolchain"] = str(self.toolchain)
+        if sides := request.get("sides"):
+            request["sides"] = [self._side(side) for side in sides]
+        folder = self.path / "jobs" / f"{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        make_folder(folder)
+        write_json(folder / "request.json", request)
+        return folder
+
+    def _side(self, side: Mapping[str, Any]) -> dict[str, Any]:
+        """With its cache here; what another station has compiled is compiled again."""
+        cache = self.path / "cache" / Path(side["cache"]).name
+        is_here = cache.is_dir()
+        if not is_here:
+            self._seed(cache)
+        return {**side, "cache": str(cache), "is_warm": side["is_warm"] and is_here}
+
+    def environment(self, number: int, sent: Mapping[str, str]) -> dict[str, str]:
+        """A job's variables, with an empty compiler cache if it has one."""
+        if not _CACHES.keys() & sent.keys():
+            return dict(sent)
+        cache = self.path / "cache" / f"{number:04d}"
+        shutil.rmtree(cache, ignore_errors=True)
+        self._seed(cache)
+        return {**sent, **{name: str(cache / below) for name, below in _CACHES.items()}}
+
+    def drop_caches(self, kept: Collection[str]) -> None:
+        """Remove the compiler caches whose names are not among these."""
+        with contextlib.suppress(OSError):
+            for cache in (self.path / "cache").iterdir():
+                if cache.name not in kept:
+                    shutil.rmtree(cache, ignore_errors=True)
+
+    def results(self, number: int) -> dict[str, str]:
+        """The files of a job that the driver reads; the folder is gone afterwards."""
+        folder, found = self.path / "jobs" / f"{number}", {}
+        for name in _SENT_BACK:
+            with contextlib.suppress(OSError):
+                found[name] = (folder / name).read_text("utf-8", "replace")
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    def outward(self, line: str) -> str:
+        """A message with the driver's paths of the target's files in place of ours."""
+        return line.replace(str(self._files), json.dumps(self._place)[1:-1])
+
+    def _inward(self, data: Any) -> Any:
+        """JSON with our paths of the target's files in place of the driver's."""
+        text = json.dumps(data).replace(json.dumps(self._place)[1:-1], str(self._files))
+        return json.loads(text)
+
+    def remove(self) -> None:
+        os.close(self._held)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _seed(self, cache: Path) -> None:
+        if self.toolchain.is_dir():
+            shutil.copytree(self.toolchain, cache)
+        else:
+            make_folder(cache)
+
+
 class Station:
-    """Does what messages say, and writes what it has to say to a file; also the executor's host."""
+    """Does what messages say, and writes what it has to say to a file."""
 
     def __init__(self, inbox: Inbox, sink: int) -> None:
         self._inbox, self._sink = inbox, sink
+        self._ends = contextlib.ExitStack()  # what it holds
         self._executor: LocalExecutor | None = None
         self._folder: StationFolder | None = None
-        self._numbers: set[int] = set()
-        self._slots = 0
-        self._asked = self._has_token = self._is_hushing = self._is_hushed = False
-        self._later: list[dict[str, Any]] = []  # jobs whose files are not copied beside a timing
+        self._gpus = list(filter(None, os.environ.get(_GPUS, "").split(",")))
+        self._used = Counter[str]()  # jobs that each GPU has had
+        self._running: dict[int, tuple[str, Any]] = {}  # GPU, and the race whose turns it takes
 
     def run(self) -> None:
         """Work until it is told to close, or the actor is dead."""
         try:
-            while all(map(self._take, self._inbox.take())):
-                self._tell_changes()  # at once: others of the host wait for it
-                # A fork server that becomes quiet does not end the wait.
-                most_s = _GLANCE_S if self._is_hushing else _IDLE_S
-                events = self._executor.wait(most_s) if self._executor else []
-                for event in events:
-                    self._tell(event)
-                if not self._numbers and not events:
-                    select.select([self._inbox.descriptor], [], [], most_s)
+            with self._ends:
+                while all(map(self._take, self._inbox.take())):
+                    events = self._executor.wait(_IDLE_S) if self._executor else []
+                    for event in events:
+                        self._tell(event)
+                    if not self._running and not events:
+                        select.select([self._inbox.descriptor], [], [], _IDLE_S)
         except (AutocompileError, OSError, ValueError) as error:
             what = error.text() if isinstance(error, AutocompileError) else str(error)
             self._say(Say.FAILED, text=what)
         finally:
-            if self._executor:
-                self._executor.close()
-            if self._folder:
-                self._folder.remove()
             with contextlib.suppress(OSError):
                 self._say(Say.CLOSED)
-
-    # The executor's host --------------------------------------------------------------------------
-
-    def may_measure(self) -> bool:
-        """Whether this station has its host's token; if not, asks for it."""
-        if not self._has_token and not self._asked:
-            self._asked = True
-            self._say(Say.ASK)
-        return self._has_token
-
-    def measured(self) -> None:
-        if self._has_token:
-            self._has_token = False
-            self._say(Say.DONE)
 
     # What it is told ------------------------------------------------------------------------------
 
@@ -138,93 +208,71 @@ class Station:
             return False
         if kind is Do.OPEN:
             self._open(message)
-            return True
-        if (executor := self._executor) is None:  # words of the tokens may come early
-            return True
-        if kind is Do.START and self._is_hushed:
-            self._later.append(message)
         elif kind is Do.START:
-            self._start(executor, message)
-        elif kind is Do.CANCEL:
-            self._later = [m for m in self._later if m["job"]["number"] != message["number"]]
-            executor.cancel(message["number"])
-        elif kind is Do.HUSH:
-            executor.hush(True)
-            self._is_hushing = self._is_hushed = True
-        elif kind is Do.FREE:
-            self._go_on(executor)
-        elif kind is Do.GRANTED:
-            self._asked, self._has_token, self._is_hushed = False, True, True
-            executor.hush(True)
-            if not executor.measure():
-                self.measured()  # who wanted it has ended
-        elif kind is Do.ANEW:
-            self._go_on(executor)
-            if self._asked:
-                self._say(Say.ASK)
+            self._start(message)
+        elif kind is Do.CANCEL and self._executor:
+            self._executor.cancel(message["number"])
         return True
 
-    def _go_on(self, executor: LocalExecutor) -> None:
-        self._is_hushing = self._is_hushed = False
-        executor.hush(False)
-        later, self._later = self._later, []
-        for message in later:
-            self._start(executor, message)
-
     def _open(self, message: Mapping[str, Any]) -> None:
-        self._folder = StationFolder(message["files"], message["place"], message["run"])
-        jobs = message.get("jobs")
-        self._executor = LocalExecutor(message["isolation"], jobs, host=self)
-        if jobs is None:  # as many as on one machine, but no more than its share
-            self._executor.slots = min(self._executor.slots, message["most_jobs"])
+        # The driver waits for the first word a while: a station before it may not be dead yet.
+        held = exclusive.held(
+            "trials of a Ray cluster", lambda text: self._say(Say.TOLD, text=text), wait=True
+        )
+        self._ends.enter_context(held)
+        self._folder = StationFolder(message["files"], message["place"])
+        self._ends.callback(self._folder.remove)
+        gpus = max(1, len(self._gpus))
+        self._executor = LocalExecutor(message["isolation"], message["jobs"], gpus)
+        self._ends.callback(self._executor.close)
         self._executor.listen(self._inbox.descriptor)
         self._memory = message["memory_limit_bytes"]
-        self._share = message["share"]
-        self._slots = self._executor.slots
-        self._say(Say.HELLO, slots=self._slots, **facts())
+        self._say(Say.HELLO, autocompile=__version__, slots=self._executor.slots)
 
-    def _start(self, executor: LocalExecutor, message: Mapping[str, Any]) -> None:
+    def _start(self, message: Mapping[str, Any]) -> None:
         assert self._folder is not None
-        sent, number = message["job"], message["job"]["number"]
-        if not self._numbers:
+        assert self._executor is not None
+        sent, request, number = message["job"], message["request"], message["job"]["number"]
+        if not self._running:
             self._folder.drop_caches(message["kept"])
+        environment = self._folder.environment(number, sent["environment"])
+        beside = 1 if message["alone"] else max(1, self._executor.slots)
         own = {
-            "environment": self._folder.environment(number, sent["environment"]),
+            "environment": environment | self._place(number, request),
             "toolchain": self._folder.toolchain if sent["toolchain"] else None,
-            "memory_limit_bytes": self._memory or self._limit(message["alone"]),
+            "memory_limit_bytes": self._memory or most_memory_bytes() // beside or None,
         }
-        self._numbers.add(number)
-        executor.start(job_of(sent, self._folder.prepare(number, message["request"]), **own))
+        self._executor.start(job_of(sent, self._folder.prepare(number, request), **own))
 
-    def _limit(self, alone: bool) -> int | None:
-        """Its share of the machine's free memory, for one trial."""
-        share = int(most_memory_bytes() * self._share)
-        return (share if alone else share // max(1, self._slots)) or None
+    def _place(self, number: int, request: Mapping[str, Any]) -> dict[str, str]:
+        """Variables that give a job the GPU with the least to do; those that take turns share."""
+        race = request.get("takes_turns") and (request["phase"], request["batch_size"])
+        loads = Counter(gpu for gpu, _ in self._running.values())
+        shared = [gpu for gpu, other in self._running.values() if race and other == race]
+        least = sorted(self._gpus or [""], key=lambda gpu: (loads[gpu], self._used[gpu]))
+        gpu = (shared or least)[0]
+        self._running[number] = gpu, race
+        self._used[gpu] += 1
+        return {_GPUS: gpu} if gpu else {}
 
     # What it says ---------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
         assert self._folder is not None
+        assert self._executor is not None
         if isinstance(event, Stepped):
             self._say(Say.STEPPED, number=event.number, step=event.step.value)
         elif isinstance(event, Ended):
-            self._numbers.discard(event.number)
-            files = self._folder.results(event.number)
-            ending = sent_ending(event.ending)
-            self._say(Say.ENDED, number=event.number, ending=ending, files=files)
+            del self._running[event.number]
+            self._say(
+                Say.ENDED,
+                number=event.number,
+                ending=sent_ending(event.ending),
+                files=self._folder.results(event.number),
+                slots=self._executor.slots,
+            )
         else:
             self._say(Say.TOLD, text=event.text)
-
-    def _tell_changes(self) -> None:
-        """Say what has become so since."""
-        if self._executor and self._executor.slots != self._slots:
-            self._slots = self._executor.slots
-            self._say(Say.SLOTS, slots=self._slots)
-        # It measures still where somebody new hands out the tokens.
-        is_hushed = self._is_hushing and not self._has_token
-        if self._executor and is_hushed and self._executor.is_quiet:
-            self._is_hushing = False
-            self._say(Say.HUSHED)
 
     def _say(self, kind: Say, **fields: Any) -> None:
         line = encode(kind, **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -13,48 +12,27 @@ from typing import Any
 from autocompile.execute.executor import Ending, Job
 from autocompile.store.record import Outcome, Step
 
-__all__ = [
-    "Do",
-    "Say",
-    "decode",
-    "encode",
-    "ending_of",
-    "job_of",
-    "marked",
-    "sent_ending",
-    "sent_job",
-]
+__all__ = ["Do", "Say", "decode", "encode", "ending_of", "job_of", "sent_ending", "sent_job"]
 
 
 class Do(str, Enum):
     """What a station is told, and in brackets what else the line holds."""
 
-    # begin (files, place, run, isolation, most_jobs, memory_limit_bytes, share; jobs)
-    OPEN = "open"
+    OPEN = "open"  # begin (files, place, isolation, jobs, memory_limit_bytes)
     START = "start"  # run a job (job, request, kept, alone)
     CANCEL = "cancel"  # kill a job (number)
     CLOSE = "close"  # end everything
-    # From the host's tokens:
-    HUSH = "hush"  # stop all trials, and say so
-    GRANTED = "granted"  # the token is yours; all others on the host are hushed
-    FREE = "free"  # nobody measures: all may go on
-    ANEW = "anew"  # the tokens are handed out by somebody new, who knows of no request
 
 
 class Say(str, Enum):
     """What a station says."""
 
-    HELLO = "hello"  # it is there (boot, host, python, torch, autocompile, slots)
+    HELLO = "hello"  # it is there (autocompile, slots)
     STEPPED = "stepped"  # a job has begun a step (number, step)
-    ENDED = "ended"  # a job has ended (number, ending, files)
+    ENDED = "ended"  # a job has ended (number, ending, files, slots)
     TOLD = "told"  # for the user (text)
-    SLOTS = "slots"  # so many jobs may run at once (slots)
     FAILED = "failed"  # it cannot go on (text)
     CLOSED = "closed"  # nothing of it is alive
-    # To the host's tokens:
-    ASK = "ask"  # for the token
-    HUSHED = "hushed"  # all of its trials are stopped
-    DONE = "done"  # the token is free
 
 
 def encode(kind: Do | Say, **fields: Any) -> str:
@@ -64,11 +42,7 @@ def encode(kind: Do | Say, **fields: Any) -> str:
 
 
 def decode(line: str | bytes) -> dict[str, Any]:
-    """A message, whose kind is under ``do`` or ``say``.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A message, whose kind is under ``do`` or ``say``; a ValueError where it is none."""
     message = json.loads(line)
     if not isinstance(message, dict) or not {"do", "say"} & message.keys():
         raise ValueError(f"no message: {line[:80]!r}")
@@ -98,26 +72,8 @@ def sent_ending(ending: Ending) -> dict[str, Any]:
 
 
 def ending_of(data: Mapping[str, Any]) -> Ending:
-    """The ending that was sent.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
+    """The ending that was sent; a KeyError, TypeError or ValueError where it is none."""
     own = {**data, "outcome": Outcome(data["outcome"]), "step": Step(data["step"])}
     own["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data["spans"])
     own["pauses"] = tuple((float(a), float(b)) for a, b in data["pauses"])
     return Ending(**own)
-
-
-def marked(ending: Ending, station: str) -> Ending:
-    """With the station in what is kept of it, of each side of a race too."""
-
-    def named(said: Mapping[str, Any]) -> dict[str, Any]:
-        return {**said, "detail": {**said.get("detail", {}), "station": station}}
-
-    payload: Mapping[str, Any] = ending.payload
-    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a forged payload is as it is
-        payload = named(payload)
-        if isinstance(payload.get("sides"), list):
-            payload["sides"] = [named(side) for side in payload["sides"]]
-    return dataclasses.replace(ending, payload=payload)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from autocompile import api
-from autocompile.cluster.beside import share_hosts
-from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.links import Cluster, connected
-from autocompile.cluster.places import CPU, Place, places_of, side_by_side
-from autocompile.cluster.shipping import shipment_of
+from autocompile.cluster.executor import ClusterExecutor, Interrupts
+from autocompile.cluster.links import CPU, connected, places_of, side_by_side
 from autocompile.errors import UsageError
 from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
@@ -27,8 +26,9 @@ from autocompile.report.table import write_table
 from autocompile.result import Result
 from autocompile.space.plan import target_spec
 from autocompile.store import runs
+from autocompile.store.sources import sources_of
 
-__all__ = ["OnCluster", "tune_all"]
+__all__ = ["OnCluster", "shipment_of", "tune_all"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ def tune_all(
         run_dir: holds a run's folder for each type; None: a new one under ``./runs``.
         resume: go on with ``run_dir``, or the last such folder of this target.
         device: None: ``cpu`` for the type ``cpu``, else a GPU.
-        jobs: trials that compile in parallel on a station; None: one for each of its CPUs,
-            as far as memory allows, at most 16.
-        isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
+        jobs, isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
         options: others of :func:`autocompile.tune`.
 
@@ -92,44 +90,39 @@ def tune_all(
             hint="the same command without --python, or without --ray",
         )
     spec = target_spec(target)
-    shipment = shipment_of(spec)
+    files, place, sent = shipment_of(spec)
     limits = {"isolation": isolation, "memory_limit_bytes": memory_limit_bytes}
-    message = {
-        "files": shipment.files,
-        "place": shipment.place,
-        **limits,
-        **({"jobs": jobs} if jobs else {}),
-    }
+    message = {"files": files, "place": place, "jobs": jobs, **limits}
     with connected(ray) as cluster:
         places = places_of(cluster.nodes(), accelerators)
-        folder = _folder(spec, run_dir, resume)
-        work = {
-            kind: _Run(
-                functools.partial(_executor, cluster, its, message, device),
-                {
-                    **options,
-                    "run_dir": folder / kind,
-                    "resume": resume and (folder / kind / "run.json").exists(),
-                    "device": device or ("cpu" if kind == CPU else None),
-                    "target": shipment.target,
-                    "command": {"ray": ray, "jobs": jobs, **limits},
-                    "progress": _progress(show, kind if len(places) > 1 else None),
-                },
-            )
-            for kind, its in places.items()
-        }
+        folder, interrupts = _folder(spec, run_dir, resume), Interrupts()
+        results: dict[str, Result] = {}
+        errors: dict[str, BaseException] = {}
+
+        def work(kind: str) -> None:
+            began = time.monotonic()  # its stations start within the budget
+            try:
+                links = cluster.open(places[kind], message)
+                executor = ClusterExecutor(links, cluster.receive, interrupts=interrupts)
+                with contextlib.closing(executor):
+                    results[kind] = api.tune(
+                        sent,
+                        executor=executor,
+                        began=began,
+                        run_dir=folder / kind,
+                        resume=resume and (folder / kind / "run.json").exists(),
+                        device=device or ("cpu" if kind == CPU else None),
+                        command={"ray": ray, "jobs": jobs, **limits},
+                        progress=_progress(show, kind if len(places) > 1 else ""),
+                        **options,
+                    )
+            except (Exception, KeyboardInterrupt) as error:  # the others go on
+                errors[kind] = error
+
         for kinds in side_by_side(places):
-            at_once = [work[kind] for kind in kinds]
-            _run_all(at_once)
-            if any(run.is_interrupted for run in at_once):
+            _run_all([functools.partial(work, kind) for kind in kinds], interrupts)
+            if interrupts.count:
                 break
-    return _concluded(folder, work)
-
-
-def _concluded(folder: Path, work: Mapping[str, _Run]) -> OnCluster:
-    """What became of all, with a table of those that have a result."""
-    results = {kind: run.result for kind, run in work.items() if run.result is not None}
-    errors = {kind: run.error for kind, run in work.items() if run.error is not None}
     found = OnCluster(folder, results, errors)
     if results:
         write_table(folder, found.runs)
@@ -144,110 +137,47 @@ def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
     return runs.latest_on_cluster(spec) if resume else runs.new_folder(spec).path
 
 
-def _executor(
-    cluster: Cluster, places: Sequence[Place], message: Mapping[str, Any], device: str | None
-) -> ClusterExecutor:
-    """Stations at these places; GPUs of one host may measure at once where that shows nothing."""
-    executor = ClusterExecutor(cluster.open(places, message), cluster.receive)
+def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None:
+    """Run all at once, each in a thread of its own; Ctrl-C comes to this one and is passed on.
+
+    The first has each report what is known, the second ends it without.
+    """
+
+    def count(*_: object) -> None:
+        interrupts.count += 1
+
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {n: handler for n, handler in handlers.items() if is_main and callable(handler)}
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
     try:
-        if device != "cpu" and places[0].gpus:
-            share_hosts(executor, cluster.allow)
-    except BaseException:
-        executor.close()
-        raise
-    return executor
-
-
-class _Run:
-    """The run of one type; afterwards it has a result or an error."""
-
-    def __init__(self, make: Any, options: Mapping[str, Any]) -> None:
-        self._make, self._options = make, options
-        self._executor: ClusterExecutor | None = None
-        self._is_stopped = False
-        self.result: Result | None = None
-        self.error: BaseException | None = None
-
-    def work(self) -> None:
-        try:
-            if self._is_stopped:
-                raise KeyboardInterrupt
-            began = time.monotonic()  # its stations start within the budget
-            with contextlib.closing(self._make()) as self._executor:
-                if self._is_stopped:  # meanwhile
-                    raise KeyboardInterrupt
-                options = {"began": began, **self._options}
-                self.result = api.tune(executor=self._executor, **options)
-        except (Exception, KeyboardInterrupt) as error:  # the others go on
-            self.error = error
-
-    @property
-    def is_interrupted(self) -> bool:
-        was_told = self.result is not None and self.result.interrupted
-        return self._is_stopped or was_told or isinstance(self.error, KeyboardInterrupt)
-
-    def stop(self) -> None:
-        """As Ctrl-C: the first reports what is known, the second does not."""
-        self._is_stopped = True
-        if self._executor is not None:
-            self._executor.interrupt()
-
-
-def _run_all(work: Sequence[_Run]) -> None:
-    """Run all at once; the only one in this thread, where Ctrl-C reaches it as usual."""
-    if len(work) == 1:
-        work[0].work()
-        return
-    threads = [threading.Thread(target=run.work, daemon=True) for run in work]
-    with _told_of_interrupts(work):
+        for number in handlers:
+            signal.signal(number, count)
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-
-
-@contextlib.contextmanager
-def _told_of_interrupts(work: Sequence[_Run]) -> Iterator[None]:
-    """Pass Ctrl-C on to runs that are in other threads."""
-
-    def stop(*_: object) -> None:
-        for run in work:
-            run.stop()
-
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-        handlers = {n: handler for n, handler in handlers.items() if callable(handler)}
-    try:
-        for number in handlers:
-            signal.signal(number, stop)
-        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _progress(kind: str, name: str | None) -> Progress:
+def _progress(show: str, kind: str) -> Progress:
     """Lines that begin with the type where there are several: two boards cannot share a screen."""
-    if name is None or kind == "none":
-        return progress(kind, sys.stderr)
-    progress(kind, sys.stderr)  # refuses another kind
-    return PlainProgress(_Prefixed(sys.stderr, f"{name:<6} "))  # type: ignore[arg-type]
+    usual = progress(show, sys.stderr)
+    by_kind = PlainProgress(sys.stderr, prefix=f"{kind:<6} ")
+    return by_kind if kind and show != "none" else usual
 
 
-@dataclass
-class _Prefixed:
-    """A file whose every write, a line, begins with a word."""
+def shipment_of(spec: str) -> tuple[dict[str, str], str, str]:
+    """The files of a target, as far as they are here: its own and what it imports from beside it.
 
-    file: TextIO
-    prefix: str
-
-    @property
-    def encoding(self) -> str:
-        return self.file.encoding
-
-    def write(self, line: str) -> None:
-        self.file.write(self.prefix + line)
-
-    def flush(self) -> None:
-        self.file.flush()
+    Returns them, base64 by their path under a folder of this machine, that folder, and the target
+    as jobs are to name it. An installed module ships nothing.
+    """
+    here, found = Path.cwd(), sources_of(spec)
+    if found is None:
+        return {}, str(here), spec
+    files = {path: base64.b64encode(data).decode() for path, data in found.files.items()}
+    is_inside = found.place == here and not os.path.isabs(spec) and ".." not in spec
+    return files, str(found.place), spec if is_inside else f"{found.file}{found.name}"

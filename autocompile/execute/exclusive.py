@@ -17,12 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from autocompile.errors import RunError
 from autocompile.store.files import not_for_all
 
-__all__ = ["Exclusive", "Host", "held", "take"]
+__all__ = ["Exclusive", "held", "take"]
 
 _GLANCE_S = 0.5
 
@@ -86,27 +86,16 @@ def _own_file(path: str, flags: int) -> int:
     return descriptor
 
 
-class Host(Protocol):
-    """Leave to measure on a host that executors share."""
-
-    def may_measure(self) -> bool:
-        """Whether this one may measure now; if not, asks for leave."""
-
-    def measured(self) -> None:
-        """Give the leave back."""
-
-
 class Exclusive:
     """Grants exclusive use to one trial at a time, first come, first served.
 
-    While a trial owns it, all others are stopped; while the host is hushed, all but an owner are;
-    else all move but those that were stopped and wait for their own grant.
+    While a trial owns it, all others are stopped; else all move but those that were stopped and
+    wait for their own grant.
 
     Args:
         stop, resume: for the trials with these numbers.
         grant: tells a trial that all others are stopped.
         may_grant: whether nothing but trials uses the machine; called again until it is so.
-        granted_is_over: called when a trial's exclusive use has ended.
     """
 
     def __init__(
@@ -115,11 +104,9 @@ class Exclusive:
         resume: Callable[[list[int]], None],
         grant: Callable[[int], None],
         may_grant: Callable[[], bool],
-        granted_is_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._stop, self._resume, self._grant = stop, resume, grant
-        self._may_grant, self._granted_is_over = may_grant, granted_is_over
-        self._hushed = False
+        self._may_grant = may_grant
         self._present: set[int] = set()
         self._stopped: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -127,12 +114,8 @@ class Exclusive:
 
     @property
     def taken(self) -> bool:
-        """Whether a trial has exclusive use or waits for it, or all are hushed: none may start."""
-        return self.is_granted or bool(self._waiting) or self._hushed
-
-    @property
-    def is_granted(self) -> bool:
-        return self._owner is not None
+        """Whether a trial has exclusive use or waits for it: none may start."""
+        return self._owner is not None or bool(self._waiting)
 
     def enter(self, number: int) -> None:
         self._present.add(number)
@@ -148,17 +131,6 @@ class Exclusive:
         """End a trial's exclusive use, if it has it."""
         if self._owner == number:
             self._owner = None
-            if self._hushed:  # the next on the host may begin as soon as it is told
-                self._settle()
-            self._granted_is_over()
-            self.advance()
-
-    def hush(self, is_on: bool) -> None:
-        """Keep all but the owner stopped, as long as another executor of this host measures."""
-        self._hushed = is_on
-        if is_on:
-            self._settle()
-        else:
             self.advance()
 
     def leave(self, number: int) -> None:
@@ -182,8 +154,6 @@ class Exclusive:
         """Stop who must not move now, and only then let the others go on."""
         if self._owner is not None:
             still = self._present - {self._owner}
-        elif self._hushed:
-            still = self._present.copy()
         else:
             still = self._stopped & set(self._waiting)
         self._stop(sorted(still - self._stopped))

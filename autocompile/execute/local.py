@@ -17,7 +17,7 @@ from collections import deque
 
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
-from autocompile.execute.exclusive import Exclusive, Host
+from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.memory import default_jobs, oom_kills, usable_cores
 from autocompile.execute.outcome import ending_of
@@ -38,14 +38,14 @@ class LocalExecutor:
     """Runs trials on this machine, at most ``jobs`` at once; :func:`default_jobs` when None.
 
     Args:
-        host: gives leave to measure, where other executors share the host; None: it is all ours.
+        gpus: over how many the environments of jobs spread them.
 
     Raises:
         UsageError: unknown isolation, or fewer than one job.
     """
 
     def __init__(
-        self, isolation: Isolation = "auto", jobs: int | None = None, host: Host | None = None
+        self, isolation: Isolation = "auto", jobs: int | None = None, gpus: int = 1
     ) -> None:
         if jobs is not None and jobs < 1:
             raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
@@ -58,14 +58,8 @@ class LocalExecutor:
         self.lanes = 1
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
-        self._look_at, self._is_called, self._host = 0.0, False, host
-        self._exclusive = Exclusive(
-            self._hold,
-            self._release,
-            self._grant,
-            self._may_measure,
-            host.measured if host else lambda: None,
-        )
+        self._look_at, self._is_called, self._gpus = 0.0, False, gpus
+        self._exclusive = Exclusive(self._hold, self._release, self._grant, self._is_quiet)
 
     def compile_threads(self, alone: bool) -> int:
         """As many as torch takes by itself for a job alone, else its share of the cores."""
@@ -114,15 +108,6 @@ class LocalExecutor:
 
         self._selector.register(descriptor, selectors.EVENT_READ, call)
 
-    def hush(self, is_on: bool) -> None:
-        """Stop all trials but one that measures with leave, and start none, or let them go on."""
-        self._exclusive.hush(is_on)
-
-    def measure(self) -> bool:
-        """Let a trial measure that waits for leave; returns whether one measures now."""
-        self._exclusive.advance()
-        return self._exclusive.is_granted
-
     def close(self) -> None:
         self._queue.clear()
         try:
@@ -144,13 +129,9 @@ class LocalExecutor:
     def _tell(self, text: str) -> None:
         self._events.append(Told(text))
 
-    @property
-    def is_quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         """Whether no fork server imports or compiles something."""
         return not any(starter.is_busy for starter in self._starters.values())
-
-    def _may_measure(self) -> bool:
-        return self.is_quiet and (self._host is None or self._host.may_measure())
 
     def _start_queued(self) -> None:
         for job in list(self._queue):
@@ -236,7 +217,7 @@ class LocalExecutor:
                 elif event is EventName.MODULES:
                     starter.warm([str(name) for name in message["names"]], None)
                 elif event is EventName.ROOM and not self._jobs_given:
-                    self.slots = max(1, min(self.slots, int(message["trials"])))
+                    self.slots = max(1, min(self.slots, self._gpus * int(message["trials"])))
                 elif event is EventName.WORKER_BEGAN:
                     child.worker = int(message["pid"])
                 elif event is EventName.WORKER_ENDED:

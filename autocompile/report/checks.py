@@ -137,22 +137,6 @@ def render_doctor(found: Found, console: Console, verbose: bool = False) -> None
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 
 
-def render_stations(found: Found, console: Console) -> None:
-    """The stations of a cluster, by accelerator type."""
-    page = Page(console)
-    for kind, own in found["types"].items():
-        page.line(text.plain(kind), "bold")
-        for row in own["stations"]:
-            seen = (row["name"], row["device"] or "", text.driver(row), f"torch {row['torch']}")
-            line = (*seen, f"Python {row['python']}", text.many(row["jobs"], "job"))
-            page.line("  " + " · ".join(filter(None, map(text.plain, line))))
-            has = f"backends installed: {', '.join(row['installed'])}"
-            told, style = (has, "") if row["installed"] else (row["problem"], "red")
-            page.line(f"    {text.plain(told)}", style)
-        for line in (line for note in own["notes"] for line in note.splitlines()):
-            page.line(f"  {text.plain(line)}", "red")
-
-
 def render_preview(found: Found, console: Console) -> None:
     """The settings of each phase, and what is left out and why."""
     page = _begin(found, console)

@@ -64,8 +64,11 @@ def _cell(phase: str, batch_size: int | None) -> str:
 class PlainProgress(Progress):
     """One stable line for each finished trial, for files, pipes and logs of CI."""
 
-    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, file: TextIO, clock: Callable[[], float] = time.monotonic, prefix: str = ""
+    ) -> None:
         self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
+        self._prefix = prefix  # of each line
 
     def header(self, target: Json, environment: Json, run_dir: str) -> None:
         self._run_dir = show.plain(run_dir)
@@ -112,7 +115,7 @@ class PlainProgress(Progress):
     def _line(self, line: str) -> None:
         encoding = getattr(self._file, "encoding", None) or "utf-8"
         with suppress(OSError):  # where nobody reads any more, the run goes on all the same
-            self._file.write(show.encodable(line.rstrip(), encoding) + "\n")
+            self._file.write(show.encodable(f"{self._prefix}{line.rstrip()}\n", encoding))
             self._file.flush()
 
 

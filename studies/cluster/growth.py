@@ -62,13 +62,13 @@ def whole(count: int, space: SearchSpace = SPACE, budget_s: float | None = None)
     """A run with everything: sampler, records, Optuna, report."""
     stamps = Stamps()
     run_dir = f"run-{count}-{len(space.fullgraph)}-{budget_s}"
-    tune(*stations(count, 8, script), space, stamps, run_dir, budget_s)
+    tune(*stations(count, script), space, stamps, run_dir, budget_s)
     return {"stations": count, "trials": len(stamps.at_s), "ms_per_trial": slices(stamps.at_s)}
 
 
 def executor_alone(count: int) -> dict[str, Any]:
     """Jobs from ``request.json`` to their ending, with as many running as there is room for."""
-    (_, executor), folder = stations(count, 8, script), RunFolder(Path(f"jobs-{count}"))
+    (_, executor), folder = stations(count, script), RunFolder(Path(f"jobs-{count}"))
     folder.create()
     factory = JobFactory(folder, Header("net.py"), 60.0, None)
     at_s, running = list[float](), 0

@@ -22,10 +22,10 @@ __all__ = ["ScriptedStations", "measured", "stations", "tune", "write"]
 
 
 def stations(
-    count: int, per_host: int, script: Script, measure_s: float = 0.0
+    count: int, script: Script, measure_s: float = 0.0
 ) -> tuple[ScriptedStations, ClusterExecutor]:
-    """So many stations on hosts of ``per_host``, and an executor over them."""
-    names = [f"host{n // per_host}/{n % per_host}" for n in range(count)]
+    """So many stations, and an executor over them."""
+    names = [f"host{n}" for n in range(count)]
     probe = probed(options=["limit"])
     found = ScriptedStations(names, lambda name: FakeExecutor(script, probe), measure_s=measure_s)
     return found, ClusterExecutor(found.links, found.receive, found.clock)

@@ -1,7 +1,7 @@
 """Wall time on simulated clusters against the least possible: python simulated.py simulated.json
 
 The clock is simulated; the search, the scheduling and the race are the real ones. A trial takes 8
-to 40 s, of which the last 3 s come one after another on each host, as with one token.
+to 40 s, of which the last 3 s come one after another at each station.
 """
 
 from __future__ import annotations
@@ -47,15 +47,13 @@ class Watch(Progress):
             self.searched_s = self.stations.now
 
 
-def simulated(count: int, per_host: int) -> dict[str, Any]:
-    found, executor = stations(count, per_host, script, MEASURE_S)
+def simulated(count: int) -> dict[str, Any]:
+    found, executor = stations(count, script, MEASURE_S)
     watch = Watch(found)
-    tune(found, executor, SPACE, watch, f"run-{count}-{per_host}")
-    hosts = -(-count // per_host)
-    bound_s = max(sum(watch.walls) / count, max(watch.walls), MEASURE_S * len(watch.walls) / hosts)
+    tune(found, executor, SPACE, watch, f"run-{count}")
+    bound_s = max(sum(watch.walls) / count, max(watch.walls))
     return {
         "stations": count,
-        "hosts": hosts,
         "trials": len(watch.walls),
         "search_s": round(watch.searched_s, 1),
         "bound_s": round(bound_s, 1),
@@ -65,7 +63,7 @@ def simulated(count: int, per_host: int) -> dict[str, Any]:
 
 
 def main() -> list[dict[str, Any]]:
-    return [simulated(*shape) for shape in ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8))]
+    return [simulated(count) for count in (1, 8, 64)]
 
 
 if __name__ == "__main__":

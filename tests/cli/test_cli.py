@@ -68,7 +68,6 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         ("tune model.py --accelerators T4", ["none to connect to", "try: --ray auto --accel"]),
         ("tune model.py --ray auto --dry-run", ["--dry-run looks at this machine"]),
         ("tune model.py --ray auto --python python3", ["interpreters of this machine"]),
-        ("doctor inductor --ray auto", ["try: autocompile doctor --ray auto"]),
         ("tune model.py --resume", ["no run of model.py", "without --resume"]),
         # A dry run refuses what a run refuses.
         ("tune model.py --dry-run --memory-limit banana", ["'banana' is not a size (try 2GiB)"]),

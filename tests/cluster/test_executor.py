@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from fakes import FakeExecutor, ScriptedStations, failed, measured, probed
+from fakes import FakeExecutor, ScriptedStations, failed, probed
 from scripts import SPACE, Listener, script
 
 import autocompile
-from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import _RayLink
-from autocompile.cluster.stations import Link
-from autocompile.cluster.wire import Do
+from autocompile.cluster.wire import Do, Say, encode
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Stepped, Told
 from autocompile.execute.job import JobFactory
@@ -139,7 +135,10 @@ def test_who_has_another_machine_is_left_out_with_a_word(desk: Make) -> None:
     assert "device_name is another CPU, not a CPU" in one.told[0]
 
 
-@pytest.mark.parametrize(("key", "value"), [("driver", "535.1"), ("power_limit_w", 300.0)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("driver", "535.1"), ("power_limit_w", 300.0), ("torch", "2.11.0"), ("python", "3.10.1")],
+)
 def test_who_has_another_driver_or_less_power_is_left_out(desk: Make, key: str, value: Any) -> None:
     usual = {**probed().payload["environment"], "driver": "570.86", "power_limit_w": 700.0}
     one = desk(
@@ -148,6 +147,31 @@ def test_who_has_another_driver_or_less_power_is_left_out(desk: Make, key: str, 
     one.probe()
     assert [s.name for s in one.executor.stations] == ["a"]
     assert f"{key} is {value}, not {usual[key]}" in one.told[0]
+
+
+def test_who_runs_another_autocompile_is_left_out_before_it_does_anything(desk: Make) -> None:
+    one = desk("a b", facts={"b": {"autocompile": "0.0.9"}})
+    one.probe()
+    assert one.told == ["b: left out: autocompile is 0.0.9 there"]
+    assert one.at(-1) == ["a"]
+    with pytest.raises(UsageError, match="no station has started") as error:
+        desk("a", facts={"a": {"autocompile": "0.0.9"}})
+    assert "a: autocompile is 0.0.9 there" in error.value.text()
+
+
+def test_what_a_station_waits_for_is_told_and_the_reason_if_it_does_not_start() -> None:
+    stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script, probed()))
+    busy, (b, *_) = "waiting for the autocompile that is at work: pid 3", stations.links[1:]
+    stations._events = [e for e in stations._events if e[2] is not b]
+    stations._put(b, encode(Say.TOLD, text=busy), 0.0)
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    assert [s.name for s in executor.stations] == ["a"]
+    told = [e.text for e in executor.wait(0.0) if isinstance(e, Told)]
+    assert told == [f"b: {busy}", f"b: lost ({busy})"]
+    executor.close()
+    with pytest.raises(RunError, match="no station is left") as error:
+        executor.wait(1.0)
+    assert f"b: {busy}" in error.value.text()
 
 
 def test_a_station_whose_probe_fails_alone_is_left_out(desk: Make) -> None:
@@ -162,122 +186,6 @@ def test_where_every_probe_fails_the_target_is_to_blame(desk: Make) -> None:
     one = desk("a b", {"a": broken, "b": broken})
     assert one.probe().outcome is Outcome.IMPORT_ERROR
     assert not one.told
-
-
-def timing(desk: Make, names: str, **slow: tuple[float, float]) -> Desk:
-    """Stations, some of which need so many times as long in eager mode and compiled."""
-
-    def make(name: str) -> FakeExecutor:
-        eager, compiled = slow.get(name.replace("+", "_again"), (1.0, 1.0))
-        ending = measured(2.0 * eager / compiled, eager_s=1e-3 * eager)
-        return FakeExecutor(lambda _: ending)
-
-    one = desk(names, make=make, slots=2)
-    one.probe()
-    return one
-
-
-def go_on(one: Desk) -> None:
-    """What the executor does besides needs no job of ours, but some to be waited for."""
-    for _ in range(4):
-        assert one.ending(one.trial()).outcome is Outcome.OK
-
-
-@pytest.mark.parametrize(
-    ("who", "slow", "told"),
-    [
-        ("b", (1.0, 2.5), "plain torch.compile() takes 2.50 times as long there as on a"),
-        ("a", (2.5, 2.5), "eager mode takes 2.50 times as long there as on b"),
-        ("b", (1.5, 1.5), ""),
-    ],
-)
-@pytest.mark.parametrize("names", ["a b", "a b c"])
-def test_all_stations_time_plain_compile_and_who_is_much_slower_is_left_out(
-    desk: Make, names: str, who: str, slow: tuple[float, float], told: str
-) -> None:
-    one = timing(desk, names, **{who: slow})
-    number = one.trial(PLAIN)
-    assert one.ending(number).payload["detail"] == {"station": "a"}, "nobody waits for the others"
-    go_on(one)
-    assert sorted(one.at(number)) == names.split()
-    assert one.told == ([f"{who}: left out: {told}"] if told else [])
-    assert len([e for e in one.ended if e.number == number]) == 1
-    second = one.trial(PLAIN)
-    assert one.ending(second).outcome is Outcome.OK
-    assert len(one.at(second)) == 1, "once is enough"
-
-
-def test_each_of_two_is_slower_at_something_and_one_stays(desk: Make) -> None:
-    one = timing(desk, "a b", a=(2.5, 1.0), b=(1.0, 2.5))
-    one.ending(one.trial(PLAIN))
-    go_on(one)
-    assert [s.name for s in one.executor.stations] == ["a"]
-
-
-def test_a_station_that_cannot_do_what_another_did_is_left_out(desk: Make) -> None:
-    crash = failed("crashed", "compile", "SIGSEGV")
-
-    def make(name: str) -> FakeExecutor:
-        return FakeExecutor(lambda r: crash if name == "b" and is_plain(r) else measured(2.0))
-
-    def is_plain(request: dict[str, Any]) -> bool:
-        return bool(request["config"] == PLAIN.to_dict())
-
-    one = desk("a b", make=make)
-    one.probe()
-    number = one.trial(PLAIN)
-    assert one.ending(number).outcome is Outcome.OK
-    go_on(one)
-    what = "plain torch.compile(), which works on a, ended with crashed (SIGSEGV)"
-    assert one.told == [f"b: left out: {what}"]
-
-
-def test_a_replacement_is_compared_too(desk: Make) -> None:
-    one = timing(desk, "a b", b_again=(3.0, 3.0))
-    one.ending(one.trial(PLAIN))
-    go_on(one)
-    one.stations.lose("b", replaced=True)
-    go_on(one)
-    assert one.told[-1] == "b+: left out: eager mode takes 3.00 times as long there as on a"
-
-
-def test_where_the_last_station_is_left_out_the_run_ends(desk: Make) -> None:
-    one = desk("a", {"a+": failed("crashed", "import", "no GPU")})
-    one.probe()
-    number = one.trial()
-    one.stations.lose("a", replaced=True)
-    with pytest.raises(RunError, match="no station is left"):
-        one.ending(number)
-
-
-def test_times_that_make_no_sense_are_not_compared(desk: Make) -> None:
-    wrong = {"eager_s": ["fast"], "compiled_s": []}
-    forged = dataclasses.replace(measured(2.0), payload={"measurement": wrong})
-    endings = {"a": forged, "b": measured(1.0)}
-    one = desk("a b", make=lambda name: FakeExecutor(lambda _: endings[name]))
-    one.probe()
-    assert one.ending(one.trial(PLAIN)).payload["measurement"] == wrong
-    assert not one.told
-
-
-def test_what_a_station_ran_that_is_left_out_runs_elsewhere(desk: Make) -> None:
-    one = timing(desk, "a b", b=(1.0, 2.5))
-    numbers = [one.trial(PLAIN), *(one.trial() for _ in range(6))]
-    assert all(one.ending(number).outcome is Outcome.OK for number in numbers)
-    assert one.told and {n for number in numbers[-2:] for n in one.at(number)} >= {"a"}
-
-
-def test_versions_that_differ_are_one_paragraph(desk: Make) -> None:
-    with pytest.raises(UsageError) as error:
-        desk("a b c", facts={"c": {"torch": "2.11.0"}})
-    assert error.value.text() == (
-        "the stations run different versions of torch, so their trials do not compare\n"
-        "  2.13.0 on a, b\n"
-        "  2.11.0 on c\n"
-        "  try: the same image on every node"
-    )
-    with pytest.raises(UsageError, match="torch is not installed on a, b"):
-        desk("a b", facts={name: {"torch": ""} for name in "ab"})
 
 
 def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
@@ -303,18 +211,28 @@ def test_why_an_actor_has_died_is_told(desk: Make, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray, "get", died)
     link: Any = _RayLink.__new__(_RayLink)
-    link._pending = None
+    link._pending, link._ray = None, ray
     one = desk("a b")
     one.probe()
     a = one.executor.stations[0].link
-    monkeypatch.setattr(
-        one.executor._stations, "_receive", lambda *_: [(a, m) for m in link.taken()]
-    )
+    monkeypatch.setattr(one.executor, "_receive", lambda *_: [(a, m) for m in link.taken()])
     number = one.trial()
     one.events += one.executor.wait(1.0)
     (told,) = one.told
     assert told.startswith("a: lost (") and "because its node has died" in told
     assert told.endswith(f"; trial {number} is put back")
+
+
+def test_a_line_that_makes_no_sense_is_the_end_of_the_station(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "get", lambda _: ["Segmentation fault"])
+    link: Any = _RayLink.__new__(_RayLink)
+    link._pending, link._ray = None, ray
+    failed, end = link.taken()
+    assert failed["say"] is Say.FAILED and "Expecting value" in failed["text"]
+    assert end is None
 
 
 def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:
@@ -325,7 +243,7 @@ def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:
     def doubled(links: Any, timeout_s: float) -> list[Any]:
         return [m for m in receive(links, timeout_s) for _ in range(2 if m[1] is None else 1)]
 
-    one.executor._stations._receive = doubled
+    one.executor._receive = doubled
     one.stations.lose("a")
     assert one.ending(number).outcome is Outcome.OK
     assert one.at(number) == ["a", "b"]
@@ -359,15 +277,16 @@ def test_what_takes_two_stations_down_is_its_outcome(desk: Make, config: Compile
     assert one.ending(one.trial()).outcome is Outcome.OK, "the others go on"
 
 
-def test_a_lost_station_is_replaced_and_probed_before_it_works(desk: Make) -> None:
+def test_a_lost_station_is_replaced(desk: Make) -> None:
     one = desk("a")
     one.probe()
     number = one.trial()
     one.stations.lose("a", replaced=True)
     assert one.ending(number).outcome is Outcome.OK
-    assert one.at(number) == ["a", "a+"]
-    assert one.at(-1) == ["a", "a+"]
-    assert [e.number for e in one.ended] == [-1, number], "its probe is nobody else's business"
+    assert one.at(number) == ["a", "a"]
+    assert one.at(-1) == ["a"], "the same machine as before"
+    assert [e.number for e in one.ended] == [-1, number]
+    assert [s.name for s in one.executor.stations] == ["a"]
 
 
 def test_without_stations_the_run_ends_and_can_be_resumed(desk: Make) -> None:
@@ -439,45 +358,6 @@ def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make
     assert sorted(kept) == [f"{second:04d}", f"{third:04d}"]
 
 
-@pytest.mark.parametrize(
-    ("noise", "apart_s", "may"), [(0.002, 0.0, True), (0.2, 0.0, False), (0.002, 5.0, False)]
-)
-def test_gpus_of_a_host_measure_at_once_where_eager_shows_only_noise(
-    noise: float, apart_s: float, may: bool
-) -> None:
-    allowed: list[tuple[list[str], bool]] = []
-    begins = itertools.count(0.0, apart_s)
-
-    def allow(links: Sequence[Link], in_step: bool) -> None:
-        allowed.append(([link.name for link in links], in_step))
-
-    def measure(request: dict[str, Any]) -> Ending:
-        begin = next(begins)
-        ending = measured(1.0, noise=noise, rounds=100)
-        return dataclasses.replace(ending, spans=(("measure", begin, begin + 3.0),))
-
-    stations = ScriptedStations(["g/0", "h/0", "h/1"], lambda name: FakeExecutor(measure))
-    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    found = share_hosts(executor, allow)
-    assert found == {"h": may}, "a station alone on its host needs no look"
-    in_step, let_go = (["h/0", "h/1"], True), (["h/0", "h/1"], False)
-    apart = [] if may else [(["h/0"], False), (["h/1"], False)]
-    assert allowed == [in_step, let_go, let_go, *apart], "the end of g/0 is no matter of theirs"
-
-
-def test_a_station_that_is_lost_while_hosts_are_compared_is_told() -> None:
-    def measure(request: dict[str, Any]) -> Ending:
-        if "h/1" in stations.alive:
-            stations.lose("h/1")
-        return measured(1.0)
-
-    stations = ScriptedStations(["h/0", "h/1"], lambda name: FakeExecutor(measure))
-    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    assert share_hosts(executor, lambda links, in_step: None) == {"h": False}
-    told = [event.text for event in executor.wait(0.0) if isinstance(event, Told)]
-    assert any(text.startswith("h/1: lost") for text in told)
-
-
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
     stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script), slots=2)
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
@@ -502,8 +382,8 @@ class Order(Listener):
         self.words += ["ends"] if record.race else []
 
 
-@pytest.mark.parametrize(("names", "at_once"), [("a b", 2), ("a/0 a/1", 1), ("a", 1)])
-def test_batch_sizes_are_raced_at_once_on_different_hosts(
+@pytest.mark.parametrize(("names", "at_once"), [("a b", 2), ("a", 1)])
+def test_batch_sizes_are_raced_at_once_on_different_stations(
     target: Path, names: str, at_once: int
 ) -> None:
     stations = ScriptedStations(names.split(), lambda name: FakeExecutor(script))

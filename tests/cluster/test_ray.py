@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autocompile.execute.machine import held
 from conftest import _alive_with, assert_nothing_left
 
 import autocompile
-from autocompile.commands import cluster as commands
+from autocompile.cluster import executor
 from autocompile.commands.cluster import tune_all
-from autocompile.progress import Progress
-from autocompile.store.record import Record, RunFolder, Step
+from autocompile.store.record import Record, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -40,36 +39,6 @@ SPACE = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batc
 SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
 STATION = "autocompile.cluster.station"
 PROGRAM = [sys.executable, "-m", "autocompile"]
-DRIVER = """
-import sys
-from pathlib import Path
-
-import autocompile
-from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.links import connected
-from autocompile.cluster.places import places_of
-from autocompile.cluster.shipping import shipment_of
-from autocompile.progress import Progress
-
-address, name = sys.argv[1:]
-
-class Steps(Progress):
-    def step(self, number, step, *_):
-        with open(f"{name}.steps", "a") as file:
-            print(step.value, file=file)
-
-sent = shipment_of("model.py")
-message = {"files": sent.files, "place": sent.place, "isolation": "auto"}
-message["memory_limit_bytes"] = None
-with connected(address) as cluster:
-    place = places_of(cluster.nodes(), ["T4"])["T4"][0]
-    executor = ClusterExecutor(cluster.open([place], message), cluster.receive)
-    space = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
-    autocompile.tune(
-        sent.target, executor=executor, run_dir=name, device="cpu", phases=("forward",),
-        effort="full", space=space, trials=8, progress=Steps(),
-    )
-"""
 
 
 @pytest.fixture
@@ -84,8 +53,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.shutdown()
 
 
-def labelled(kind: str) -> dict[str, Any]:
-    return {"num_cpus": 1, "num_gpus": 1, "labels": {"ray.io/accelerator-type": kind}}
+def labelled(kind: str, name: str = "") -> dict[str, Any]:
+    """A node with a temporary folder of its own, as if it were a machine of its own."""
+    folder = Path(name or kind).absolute()
+    folder.mkdir()
+    own = {"env_vars": {"TMPDIR": str(folder)}, "labels": {"ray.io/accelerator-type": kind}}
+    return {"num_cpus": 1, "num_gpus": 1, **own}
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +68,9 @@ def _model(work: Path) -> None:
     (work / "beside.py").write_text("WIDTH = 16\n")
 
 
-def measuring(*folders: Path) -> list[tuple[float, float]]:
+def measuring(folder: Path) -> list[tuple[float, float]]:
     """When something was timed."""
-    records: list[Record] = [r for folder in folders for r in RunFolder(folder).read()[0]]
+    records: list[Record] = RunFolder(folder).read()[0]
     spans = {span for r in records for span in r.spans if span[0] == "measure"}
     return sorted((begin, end) for _, begin, end in spans)
 
@@ -118,9 +91,11 @@ def until(condition: Callable[[], bool], within_s: float) -> None:
         time.sleep(0.05)
 
 
-def test_each_type_gets_a_whole_run_and_nobody_measures_beside_another(cluster: Any) -> None:
-    cluster.add_node(**labelled("T4"))
-    cluster.add_node(num_cpus=1, num_gpus=1, resources={"accelerator_type:H100": 1})
+def test_each_type_gets_a_whole_run_and_no_trial_of_a_station_is_timed_beside_another(
+    cluster: Any,
+) -> None:
+    cluster.add_node(**{**labelled("T4"), "num_gpus": 2})
+    cluster.add_node(**labelled("H100") | {"labels": {}, "resources": {"accelerator_type:H100": 1}})
     kinds = ("H100", "T4")
     found = tune_all(
         "model.py", ray=cluster.address, accelerators=kinds, trials=4, budget_s=120, **SHORT
@@ -132,35 +107,18 @@ def test_each_type_gets_a_whole_run_and_nobody_measures_beside_another(cluster: 
         assert result.verdict.keys() == {"forward"}
         assert result.environment["threads"] == 2, "not the one thread that Ray sets"
         nodes[kind] = {r.detail["station"] for r in result.trials if r.wall_s}
+        spans = measuring(found.folder / kind)
+        assert len(spans) > 4
+        assert all(a[1] - b[0] < 0.05 for a, b in itertools.pairwise(spans))
     assert all(len(stations) == 1 for stations in nodes.values())
     assert nodes["H100"] != nodes["T4"]
-    spans = measuring(*(found.folder / kind for kind in kinds))
-    assert len(spans) > 10
-    beside = [max(0.0, a[1] - b[0]) for a, b in itertools.pairwise(spans)]
-    assert max(beside) < 0.05, "a grant takes a moment to arrive"
     assert_nothing_left(STATION, within_s=10)
-
-
-def test_doctor_lists_the_stations_and_a_wrong_type_is_one_paragraph(cluster: Any) -> None:
-    cluster.add_node(**labelled("T4"))
-    command = [*PROGRAM, "doctor", "--ray", cluster.address, "--device", "cpu", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    types = json.loads(done.stdout)["types"]
-    assert types.keys() == {"T4", "cpu"}, "the CPUs of the node, in turns with its GPU"
-    (station,) = types["T4"]["stations"]
-    assert "inductor" in station["installed"]
-    assert (station["jobs"], types["T4"]["notes"]) == (1, [])
-    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no node of the cluster has A100\n")
-    assert not Path("runs").exists()
 
 
 def test_a_node_that_is_lost_in_a_trial_loses_nothing(
     cluster: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = [cluster.add_node(**labelled("T4")) for _ in range(2)]
+    nodes = [cluster.add_node(**labelled("T4", name)) for name in "ab"]
     took_s, folder = [], Path("runs/model-0001/T4")
 
     def remove() -> None:
@@ -210,60 +168,41 @@ def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     assert os.listdir("runs") == ["model-0001"]
 
 
-def test_two_drivers_on_one_node_take_turns_and_one_that_is_killed_holds_nobody_up(
-    cluster: Any, work: Path
+def test_a_station_waits_for_a_tune_on_its_machine_and_is_named_with_it(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "T4"})
-    (work / "driver.py").write_text(DRIVER)
-
-    def drive(name: str) -> subprocess.Popen[bytes]:
-        with open(f"{name}.txt", "wb") as log:
-            command = [sys.executable, "driver.py", cluster.address, name]
-            return subprocess.Popen(command, stdout=log, stderr=log)
-
-    def steps(name: str) -> list[str]:
-        file = Path(f"{name}.steps")
-        return file.read_text().splitlines() if file.exists() else []
-
-    stays = drive("stays")  # the tokens' actor is its own, and lives on
-    until(lambda: steps("stays") != [], 120)
-    dies = drive("dies")
-    until(lambda: finished(Path("dies")) >= 2, 120)
-    assert stays.poll() is None
-    until(lambda: steps("dies")[-1] == "measure" != steps("stays")[-1], 60)
-    dies.send_signal(signal.SIGKILL)
-    dies.wait()
-    before = len(steps("stays"))
-    until(lambda: len(steps("stays")) > before, 10)
-    assert stays.wait(240) == 0, Path("stays.txt").read_text()
-    spans = measuring(Path("stays"), Path("dies"))
-    assert len(spans) > 8
-    beside = [max(0.0, a[1] - b[0]) for a, b in itertools.pairwise(spans)]
-    assert max(beside) < 0.05
+    cluster.add_node(**labelled("T4"))
+    monkeypatch.setattr(executor, "_OPEN_S", 30.0)
+    monkeypatch.setattr(tempfile, "tempdir", "T4")  # of the node
+    with held("run here", print):
+        found = tune_all("model.py", ray=cluster.address, accelerators=("T4",), **SHORT)
+    (error,) = found.errors.values()
+    assert "no station has started" in str(error.text())
+    assert "waiting for the autocompile that is at work on this machine" in error.text()
+    assert "run here" in error.text()
     assert_nothing_left(STATION, within_s=10)
 
 
-def test_a_session_that_was_connected_before_sends_autocompile_too(cluster: Any) -> None:
+def test_a_session_that_was_connected_before_is_used_and_stays(cluster: Any) -> None:
     import ray
 
     cluster.add_node(**labelled("T4"))
-    paths: list[str] = []
-
-    class Watching(Progress):
-        def step(self, number: int, step: Step, station: str = "") -> None:
-            for pid in _alive_with(STATION):
-                with contextlib.suppress(OSError):
-                    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                    paths.extend(v for v in variables if v.startswith("PYTHONPATH="))
-
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    package = str(Path(autocompile.__file__).parent)
+    own = {"py_modules": [package]}  # where it is not installed on the nodes
+    ray.init(address=cluster.address, runtime_env=own, log_to_driver=False, logging_level="ERROR")
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(commands, "_progress", lambda *_: Watching())
-            found = tune_all("model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT)
+        found = tune_all("model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT)
         assert ray.is_initialized(), "it is not ours"
     finally:
         ray.shutdown()
     assert not found.errors
-    assert paths and all("/py_modules_files/" in path for path in paths)
     assert_nothing_left(STATION, within_s=10)
+
+
+def test_a_wrong_type_is_one_paragraph(cluster: Any) -> None:
+    cluster.add_node(**labelled("T4"))
+    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no node of the cluster has A100\n")
+    assert not Path("runs").exists()

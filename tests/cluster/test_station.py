@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
-import queue
-import select
 import signal
 import subprocess
 import sys
@@ -22,12 +21,9 @@ import pytest
 import torch
 from conftest import TARGETS
 
-from autocompile.cluster import agreement
-from autocompile.cluster.paths import StationFolder
-from autocompile.cluster.pipe import Pipe, restored
-from autocompile.cluster.places import places_of, side_by_side
-from autocompile.cluster.shipping import shipment_of
-from autocompile.cluster.station import Station
+from autocompile.cluster import executor
+from autocompile.cluster.links import Pipe, places_of, restored, side_by_side
+from autocompile.cluster.station import Station, StationFolder
 from autocompile.cluster.wire import (
     Do,
     Say,
@@ -38,8 +34,10 @@ from autocompile.cluster.wire import (
     sent_ending,
     sent_job,
 )
-from autocompile.errors import UsageError
-from autocompile.execute.executor import Ending, Event, Job
+from autocompile.commands.cluster import shipment_of
+from autocompile.errors import RunError, UsageError
+from autocompile.execute import machine as lock
+from autocompile.execute.executor import Ended, Ending, Job
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
 from autocompile.runtime import machine
 from autocompile.settings.config import CompileConfig
@@ -103,7 +101,7 @@ def node(name: str, labels: dict[str, str] | None = None, **resources: float) ->
 T4 = {"ray.io/accelerator-type": "T4"}
 
 
-def test_a_station_for_each_gpu_with_its_share_and_one_for_a_node_of_cpus() -> None:
+def test_a_station_for_each_node_with_all_its_gpus_or_without_gpus() -> None:
     nodes = [
         node("head"),
         node("a", T4, GPU=2, CPU=9),
@@ -112,7 +110,7 @@ def test_a_station_for_each_gpu_with_its_share_and_one_for_a_node_of_cpus() -> N
     ]
     found = places_of(nodes, None)
     assert {k: [(p.node, p.gpus, p.cpus) for p in its] for k, its in found.items()} == {
-        "T4": [("a", 1, 4.0), ("a", 1, 4.0)],
+        "T4": [("a", 2, 9.0)],
         "H100": [("b", 1, 4.0)],
         "cpu": [("c", 0, 8.0)],
     }
@@ -136,13 +134,13 @@ def test_a_type_that_is_not_there_is_refused_with_those_that_are() -> None:
 def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
     with pytest.raises(UsageError, match="no node of the cluster has GPUs or a whole CPU") as error:
         places_of([node("head"), node("b", CPU=0.5)], None)
-    assert "2 of its nodes are alive" in error.value.text()
+    assert "2 of its nodes are alive; there are: none" in error.value.text()
 
 
 def test_what_makes_stations_alike_is_what_a_probe_describes() -> None:
     described = machine.describe(torch.device("cpu"))
     of_gpus = {"driver", "power_limit_w"}
-    assert set(agreement._ALIKE) - of_gpus <= described.keys()
+    assert set(executor._ALIKE) - of_gpus <= described.keys()
 
 
 # What is shipped ---------------------------------------------------------------------------------
@@ -161,14 +159,14 @@ def test_a_target_goes_with_what_it_imports_from_beside_it(work: Path) -> None:
         "lib/common.py": "",
     }.items():
         (work / name).write_text(text)
-    shipment = shipment_of("model.py:net")
-    assert sorted(shipment.files) == [
+    files, place, target = shipment_of("model.py:net")
+    assert sorted(files) == [
         *("helper.py", "lib/__init__.py", "lib/common.py", "lib/parts/__init__.py"),
         *("lib/parts/layers.py", "lib/parts/sizes.py", "model.py"),
     ]
-    assert (shipment.place, shipment.target) == (str(work), "model.py:net")
-    assert sorted(shipment_of("lib.parts.layers:f").files)[-1] == "lib/parts/sizes.py"
-    assert shipment_of("torch.nn:Linear").files == {}
+    assert (place, target) == (str(work), "model.py:net")
+    assert sorted(shipment_of("lib.parts.layers:f")[0])[-1] == "lib/parts/sizes.py"
+    assert shipment_of("torch.nn:Linear") == ({}, str(work), "torch.nn:Linear")
 
 
 def test_a_target_elsewhere_is_named_by_its_whole_path(work: Path) -> None:
@@ -176,10 +174,12 @@ def test_a_target_elsewhere_is_named_by_its_whole_path(work: Path) -> None:
     (work / "there" / "model.py").write_text("")
     (work / "here").mkdir()
     os.chdir(work / "here")
-    shipment = shipment_of("../there/model.py")
-    assert shipment.files == {"model.py": ""}
-    assert shipment.place == str(work / "there")
-    assert shipment.target == str(work / "there" / "model.py")
+    there = work / "there"
+    assert shipment_of("../there/model.py") == (
+        {"model.py": ""},
+        str(there),
+        str(there / "model.py"),
+    )
 
 
 def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: Path) -> None:
@@ -207,74 +207,27 @@ def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: 
         folder.remove()
 
 
-def test_what_another_station_of_the_host_has_compiled_is_there_for_a_race(work: Path) -> None:
-    caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    stations = [StationFolder({}, "/home/me", run) for run in ("a1", "a1", "b2")]
-    first, second, other = stations
-
-    def compiled(station: StationFolder, text: str) -> None:
-        job = station.environment(3, dict.fromkeys(caches, "there"))
-        (Path(job[caches[0]]) / "code").write_text(text)
-
-    def raced(station: StationFolder, cache: str = "0003") -> dict[str, Any]:
-        side = {"cache": f"/home/me/cache/{cache}", "is_warm": True}
-        folder = station.prepare(9, {"target": "t", "sides": [side]})
-        return json.loads((folder / "request.json").read_text())["sides"][0]
-
-    try:
-        compiled(first, "ours")
-        compiled(other, "of another run")
-        side = raced(second)
-        assert side["is_warm"]
-        assert Path(side["cache"]).parent.parent == second.path
-        assert (Path(side["cache"]) / "code").read_text() == "ours"
-        assert not raced(second, "0004")["is_warm"], "nobody here has compiled it"
-        job = second.environment(3, dict.fromkeys(caches, "there"))
-        assert not list(Path(job[caches[0]]).iterdir()), "a trial compiles anew"
-    finally:
-        os.chdir(work)
-        for station in stations:
-            station.remove()
-
-
-def planted(prefix: str, how: str) -> Path:
-    """A folder named as a station's that has compiled trial 3, which others may write."""
-    real = Path(tempfile.mkdtemp(prefix="planted-" if how == "a link" else f"{prefix}-"))
-    (real / "cache" / "0003").mkdir(parents=True)
-    (real / "cache" / "0003" / "code").write_text("theirs")
-    if how == "of another user":
-        os.chown(real, 12345, -1)
-    elif how == "a link":
-        link = real.with_name(f"{prefix}-link")
-        link.symlink_to(real)
-        return link
-    else:
-        real.chmod(0o777)
-    return real
-
-
 @pytest.mark.parametrize("how", ["writable by all", "of another user", "a link"])
-def test_what_another_user_could_have_written_is_not_run_and_not_removed(
+def test_what_another_user_could_have_made_is_not_removed(
     work: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "of another user" and os.geteuid():
         pytest.skip("only root can give a folder away")
     monkeypatch.setattr(tempfile, "tempdir", str(work))
-    folder = planted("autocompile-station-4194305-a1", how)  # as a killed one, and as one at work
-    beside = planted("autocompile-station-a1", how)
-    for each in (folder, beside):
-        os.utime(each, (0, 0), follow_symlinks=False)
-    station = StationFolder({}, "/home/me", "a1")
-    try:
-        side = {"cache": "/home/me/cache/0003", "is_warm": True}
-        made = station.prepare(9, {"target": "t", "sides": [side]})
-        found = json.loads((made / "request.json").read_text())["sides"][0]
-        assert not found["is_warm"] and not list(Path(found["cache"]).iterdir())
-        assert (folder / "cache" / "0003" / "code").exists()
-        assert (beside / "cache" / "0003" / "code").exists()
-    finally:
-        os.chdir(work)
-        station.remove()
+    real = folder = work / "autocompile-station-x"
+    if how == "a link":
+        real = work / "planted"
+        folder.symlink_to(real)
+    (real / "cache").mkdir(parents=True)
+    if how == "of another user":
+        os.chown(real, 12345, -1)
+    elif how == "writable by all":
+        real.chmod(0o777)
+    os.utime(folder, (0, 0), follow_symlinks=False)
+    station = StationFolder({}, "/home/me")
+    os.chdir(work)
+    station.remove()
+    assert (folder / "cache").exists()
 
 
 def test_the_folder_of_a_killed_station_is_removed_and_no_other(
@@ -282,12 +235,12 @@ def test_the_folder_of_a_killed_station_is_removed_and_no_other(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(work))
     monkeypatch.setattr(os, "getpid", lambda: 4194305)  # its pid in another container
-    at_work, killed = (StationFolder({}, "/home/me", run) for run in ("a1", "b2"))
+    at_work, killed = (StationFolder({}, "/home/me") for _ in range(2))
     os.close(killed._held)
-    young = Path(tempfile.mkdtemp(prefix="autocompile-station-c3-"))  # not held yet
+    young = Path(tempfile.mkdtemp(prefix="autocompile-station-"))  # not held yet
     for folder in (at_work.path, killed.path):
         os.utime(folder, (0, 0))
-    StationFolder({}, "/home/me", "d4").remove()
+    StationFolder({}, "/home/me").remove()
     os.chdir(work)
     assert [f.exists() for f in (at_work.path, killed.path, young)] == [True, False, True]
     at_work.remove()
@@ -298,7 +251,7 @@ def test_the_folder_of_a_killed_station_is_removed_and_no_other(
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    made = Pipe("here")
+    made = Pipe()
     yield made
     made._process.kill()
 
@@ -313,29 +266,16 @@ def until(pipe: Pipe, kind: Say) -> dict[str, Any]:
     raise AssertionError(f"no {kind} came")
 
 
-class Keeper:
-    """In place of the tokens' actor: grants at once, and keeps what it heard."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self.heard: list[str] = []
-        self.hear = self
-        self._pipe = pipe
-
-    def remote(self, name: str, kind: str) -> None:
-        self.heard.append(kind)
-        if kind == Say.ASK.value:
-            self._pipe.send(encode(Do.GRANTED))
-        elif kind == Say.DONE.value:
-            self._pipe.send(encode(Do.FREE))
+def folders() -> set[Path]:
+    return {*Path(tempfile.gettempdir()).glob("autocompile-station-*")}
 
 
-def opened(pipe: Pipe, jobs: int | None = 2, most_jobs: int = 1) -> dict[str, Any]:
+def opened(pipe: Pipe, answer: Say = Say.HELLO) -> dict[str, Any]:
     source = (TARGETS / "plain.py").read_bytes()
     files = {"plain.py": base64.b64encode(source).decode()}
-    options = {"isolation": "auto", "memory_limit_bytes": None, "share": 1.0}
-    options |= {"run": "a1", "most_jobs": most_jobs, **({"jobs": jobs} if jobs else {})}
+    options = {"isolation": "auto", "memory_limit_bytes": None, "jobs": 2}
     pipe.send(encode(Do.OPEN, files=files, place="/home/me", **options))
-    return until(pipe, Say.HELLO)
+    return until(pipe, answer)
 
 
 def start(pipe: Pipe, number: int, target: str = "plain.py") -> None:
@@ -352,7 +292,7 @@ def start(pipe: Pipe, number: int, target: str = "plain.py") -> None:
 
 
 def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
-    pipe.attach(keeper := Keeper(pipe))
+    before = folders()
     assert opened(pipe)["slots"] == 2
     start(pipe, 5, "/home/me/plain.py")
     message = until(pipe, Say.ENDED)
@@ -360,108 +300,66 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
     assert (ending.outcome, ending.message) == (Outcome.OK, "")
     assert ending.payload["measurement"]["eager_s"]
     assert "log.txt" in message["files"]
-    assert keeper.heard[:2] == ["ask", "done"], "it measures with its host's leave"
-    assert keeper.heard.count("ask") == keeper.heard.count("done")
+    with pytest.raises(RunError, match="trials of a Ray cluster"), lock.held("a tune", print):
+        raise AssertionError("two at once on a machine")
     pipe.send(encode(Do.CLOSE))
     until(pipe, Say.CLOSED)
+    with lock.held("a tune", print):
+        assert folders() == before, "it is gone by the time it says so"
 
 
-@pytest.mark.parametrize(("most_jobs", "slots"), [(1, 1), (1000, os.cpu_count() or 1)])
-def test_without_a_number_of_jobs_a_station_runs_as_many_as_a_machine_at_most_its_share(
-    pipe: Pipe, most_jobs: int, slots: int
+def test_a_station_waits_for_who_is_at_work_on_its_machine(pipe: Pipe) -> None:
+    with lock.held("another tune", print):
+        told = opened(pipe, Say.TOLD)["text"]
+        assert told.startswith("waiting for the autocompile that is at work on this machine")
+        assert "another tune" in told
+    until(pipe, Say.HELLO)
+
+
+class Listing:
+    """In place of an executor: keeps the jobs that it is given."""
+
+    slots = 4
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def start(self, job: Job) -> None:
+        self.jobs.append(job)
+
+
+@pytest.mark.parametrize("gpus", ["4,5", "GPU-a,GPU-b"])
+def test_jobs_are_spread_over_the_gpus_and_those_that_take_turns_share_one(
+    work: Path, monkeypatch: pytest.MonkeyPatch, gpus: str
 ) -> None:
-    assert opened(pipe, None, most_jobs)["slots"] <= min(slots, 16)
-
-
-def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
-    pipe.attach(keeper := Keeper(pipe))
-    opened(pipe)
-    pipe.send(encode(Do.HUSH))
-    start(pipe, 1)
-    while "hushed" not in keeper.heard:
-        time.sleep(0.02)
-    time.sleep(1.0)
-    assert not pipe.receive(0.1)
-    pipe.send(encode(Do.FREE))
-    until(pipe, Say.ENDED)
-
-
-class Quiet:
-    """In place of an executor: nothing compiles."""
-
-    is_quiet, slots = True, 0
-
-    def hush(self, is_on: bool) -> None:
-        """Nothing runs."""
-
-    def cancel(self, number: int) -> None:
-        """Nor waits."""
-
-
-def test_no_files_of_a_job_are_copied_beside_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    station: Any = Station(types.SimpleNamespace(), -1)  # type: ignore[arg-type]
-    station._executor, begun = Quiet(), list[int]()
-    monkeypatch.setattr(
-        station, "_start", lambda _, message: begun.append(message["job"]["number"])
-    )
-    station._take(encode(Do.HUSH))
-    for number in (1, 2):
-        station._take(encode(Do.START, job={"number": number}))
-    station._take(encode(Do.CANCEL, number=1))
-    assert not begun
-    station._take(encode(Do.FREE))
-    assert begun == [2]
-
-
-@pytest.mark.parametrize("ends", [Do.ANEW, None])
-def test_what_a_station_says_of_being_hushed_is_true(ends: Do | None) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     source, sink = os.pipe()
-    inbox: Any = types.SimpleNamespace()
-    station: Any = Station(inbox, sink)
-    station._executor = Quiet()
-    station._has_token = ends is None
-    station._take(encode(Do.HUSH))
-    if ends is not None:
-        station._take(encode(ends))
-    station._tell_changes()
-    assert not select.select([source], [], [], 0)[0], "it measures, or nobody wants to know"
-    if ends is None:
-        station.measured()
-        station._tell_changes()
-        said = [decode(line)["say"] for line in os.read(source, 1000).splitlines()]
-        assert said == [Say.DONE, Say.HUSHED]
-    os.close(source)
-    os.close(sink)
+    station: Any = Station(types.SimpleNamespace(), sink)  # type: ignore[arg-type]
+    station._executor, station._folder = Listing(), StationFolder({}, "/home/me")
+    station._memory = None
+    number = itertools.count()
 
+    def start(**request: Any) -> str:
+        sent = {"number": next(number), "timeout_s": 1.0, "environment": {}, "toolchain": False}
+        station._start({"job": sent, "request": request, "kept": [], "alone": False})
+        return str(station._executor.jobs[-1].environment["CUDA_VISIBLE_DEVICES"])
 
-def test_a_station_says_that_it_has_stopped_before_it_waits_for_anything() -> None:
-    source, sink = os.pipe()
-    lines = [[encode(Do.HUSH)], [None]]
-    station: Any = Station(types.SimpleNamespace(take=lambda: lines.pop(0)), sink)  # type: ignore[arg-type]
+    def end(number: int) -> None:
+        station._tell(Ended(number, Ending(Outcome.OK, Step.EXIT)))
 
-    class Waiting(Quiet):
-        def wait(self, timeout_s: float) -> list[Event]:
-            said = [decode(line)["say"] for line in os.read(source, 1000).splitlines()]
-            assert said == [Say.HUSHED], "another station waits for this"
-            return []
-
-        def close(self) -> None:
-            """Nothing runs."""
-
-    station._executor, station._numbers = Waiting(), {1}
-    station.run()
-    assert not lines
-    os.close(source)
-    os.close(sink)
-
-
-def test_a_line_that_makes_no_sense_is_the_end_of_the_station() -> None:
-    pipe: Any = Pipe.__new__(Pipe)
-    pipe._said = queue.SimpleQueue()
-    pipe._process = types.SimpleNamespace(stdout=[b"Segmentation fault"])
-    with pytest.raises(ValueError, match="Expecting value"):
-        pipe._read()
-    assert pipe.receive(0.0) == [None]
+    first, second = gpus.split(",")
+    turns = {"phase": "forward", "batch_size": 4, "takes_turns": True}
+    try:
+        assert [start(), start(), start()] == [first, second, first]
+        end(0), end(2)
+        assert [start(), start()] == [first, second], "where least runs, then where least has run"
+        assert len({start(**turns) for _ in range(3)}) == 1
+        assert len({start(**turns), start(**{**turns, "batch_size": 8})}) == 2
+    finally:
+        os.chdir(work)
+        station._folder.remove()
+        os.close(source)
+        os.close(sink)
 
 
 def alive_with(variable: str) -> list[int]:
@@ -480,10 +378,11 @@ def test_nothing_of_a_station_outlives_the_actor() -> None:
         "import sys, time\n"
         f"sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
         "from test_station import *\n"
-        "pipe = Pipe('here'); pipe.attach(Keeper(pipe)); opened(pipe)\n"
+        "pipe = Pipe(); opened(pipe)\n"
         "start(pipe, 1); until(pipe, Say.STEPPED)\n"
         "print(pipe._process.pid, flush=True); time.sleep(100)"
     )
+    before = folders()
     mark = f"AUTOCOMPILE_ACTOR={os.getpid()}"
     actor = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -491,13 +390,13 @@ def test_nothing_of_a_station_outlives_the_actor() -> None:
         env=dict([*os.environ.items(), mark.split("=")]),
     )
     assert actor.stdout is not None
-    station = int(actor.stdout.readline())
+    assert int(actor.stdout.readline())
     assert len(alive_with(mark)) > 3, "the actor, its station, a fork server and a trial"
     actor.send_signal(signal.SIGKILL)
     actor.wait()
     actor.stdout.close()
-    deadline, folders = time.monotonic() + 10, f"autocompile-station-{station}-*"
+    deadline = time.monotonic() + 10
     while alive_with(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive_with(mark)
-    assert not list(Path(tempfile.gettempdir()).glob(folders))
+    assert folders() == before

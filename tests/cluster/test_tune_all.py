@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,11 @@ from test_station import T4, node
 
 import autocompile
 from autocompile.cli.tune import _end_all
-from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.links import demand_head
-from autocompile.cluster.places import Place
-from autocompile.cluster.stations import Link, Message, Station
+from autocompile.cluster.executor import Link, Message
+from autocompile.cluster.links import Place, connected, demand_head
 from autocompile.commands import cluster as commands
-from autocompile.commands import stations
 from autocompile.commands.cluster import OnCluster, tune_all
-from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending
 
 
@@ -61,9 +59,6 @@ class FakeCluster:
 
     def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
         return self._stations[links[0]].receive(links, timeout_s)
-
-    def allow(self, links: Sequence[Link], in_step: bool) -> None:
-        raise AssertionError("each station is alone on its host")
 
 
 @pytest.fixture
@@ -108,7 +103,12 @@ def test_the_start_of_the_stations_is_in_the_budget(
     began: list[float] = []
     opened: list[float] = []
     fake.opening = lambda kind: opened.append(time.monotonic())
-    monkeypatch.setattr(commands.api, "tune", lambda *_, **options: began.append(options["began"]))
+
+    def tune(*_: Any, **options: Any) -> None:
+        began.append(options["began"])
+        raise UsageError("enough")
+
+    monkeypatch.setattr(commands.api, "tune", tune)
     tuned(accelerators=("T4",))
     assert began[0] <= opened[0]
 
@@ -152,22 +152,6 @@ def test_where_nothing_begins_no_folder_is_left(target: Path, fake: FakeCluster)
     fake.opening = opening
     assert tuned().errors.keys() == {"T4", "H100"}
     assert not list(Path().glob("runs/*"))
-
-
-def test_doctor_leaves_out_a_station_that_has_said_nothing_yet(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Replaced(ClusterExecutor):
-        """A station has ended, and another in its place is not there yet, as the probe ends."""
-
-        @property
-        def stations(self) -> list[Station]:
-            return [*super().stations, Station(super().stations[0].link, began=0.0)]
-
-    monkeypatch.setattr(stations, "connected", commands.connected)
-    monkeypatch.setattr(stations, "ClusterExecutor", Replaced)
-    found = stations.stations_of("auto")["types"]
-    assert [row["name"] for row in found["T4"]["stations"]] == ["a"]
 
 
 def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(
@@ -242,17 +226,6 @@ def test_ctrl_c_while_stations_start_ends_the_run_once_they_have(
     assert not fake.alive
 
 
-def test_stations_end_where_the_look_at_their_host_fails(
-    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: Any) -> None:
-        raise RunError("no station is left")
-
-    monkeypatch.setattr(commands, "share_hosts", failing)
-    assert tuned().errors.keys() == {"T4", "H100"}
-    assert not fake.alive
-
-
 def test_what_is_about_this_machine_is_refused(target: Path, fake: FakeCluster) -> None:
     with pytest.raises(UsageError, match="interpreters of this machine"):
         tuned(pythons=("python3",))
@@ -279,3 +252,15 @@ def test_where_no_cluster_is_the_command_ends_at_once(
     for wrong in ("127.0.0.1", "ray://127.0.0.1:10001", "local", "127.0.0.1:99999999"):
         with pytest.raises(UsageError, match="Ray cluster"):
             demand_head(wrong)
+
+
+def test_another_cluster_than_the_one_of_this_process_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = pytest.importorskip("ray")
+    here = types.SimpleNamespace(gcs_address="10.0.0.1:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    words = "is connected to the Ray cluster at 10.0.0.1:6379, not to 10.0.0.2:6379"
+    with pytest.raises(UsageError, match=words), connected("10.0.0.2:6379"):
+        pass

@@ -99,32 +99,6 @@ def test_while_one_is_timed_all_others_stand_still() -> None:
     assert not room.exclusive.taken
 
 
-def test_hushed_only_who_has_leave_moves_and_stops_again_before_it_is_given_back() -> None:
-    room, held = Room(), list[set[int]]()
-    room.exclusive = Exclusive(
-        room.hold,
-        room.release,
-        room.grant,
-        lambda: room.is_quiet,
-        lambda: held.append({*room.held}),
-    )
-    for number in (1, 2):
-        room.enter(number)
-    room.is_quiet = False
-    room.ask(1)
-    room.exclusive.hush(True)
-    assert room.held == {1, 2} and room.exclusive.taken
-    room.is_quiet = True  # leave has come
-    room.exclusive.advance()
-    assert room.exclusive.is_granted and room.held == {2}
-    room.give_back()
-    assert held == [{1, 2}]
-    room.exclusive.advance()
-    assert room.held == {1, 2}, "the host is not free yet"
-    room.exclusive.hush(False)
-    assert not room.held and not room.exclusive.taken
-
-
 def test_whatever_happens_nobody_is_forgotten_and_nobody_runs_beside_a_timing() -> None:
     for seed in range(300):
         rng, room = random.Random(seed), Room()
