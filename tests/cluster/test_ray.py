@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autocompile.execute.machine import held
+from autocompile.execute.exclusive import held
 from conftest import _alive_with, assert_nothing_left
 
 import autocompile

@@ -36,7 +36,7 @@ from autocompile.cluster.wire import (
 )
 from autocompile.commands.cluster import shipment_of
 from autocompile.errors import RunError, UsageError
-from autocompile.execute import machine as lock
+from autocompile.execute import exclusive as lock
 from autocompile.execute.executor import Ended, Ending, Job
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
 from autocompile.runtime import machine
