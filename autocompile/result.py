@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from autocompile.errors import AutocompileError, NothingWorked, UsageError
+from autocompile.errors import AutocompileError, NothingWorked
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
 from autocompile.export import FORMATS, export, to_paste, unconfirmed
@@ -21,7 +21,6 @@ from autocompile.report.markdown import to_markdown
 from autocompile.report.page.html import to_html, to_notebook
 from autocompile.report.terminal.answer import render
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
@@ -86,8 +85,7 @@ class Result:
     def compile(self, model: Model, phase: str | None = None, optimizer: Any = None) -> Model:
         """Apply the best settings of a phase to a model in place, in this process.
 
-        Uses ``config``: the best at the target's own batch size, or over all tried ones. As
-        :func:`autocompile.apply` does with a file of settings.
+        As :func:`autocompile.apply` does with a file of settings, at the target's own batch size.
 
         Args:
             model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole,
@@ -102,33 +100,10 @@ class Result:
             UsageError: the phase was not tuned, the best setting needs another interpreter, or it
                 does not fit what is given.
         """
-        from autocompile.runtime.apply import demand_fit
-        from autocompile.runtime.inplace import apply_config
+        from autocompile.runtime.apply import apply
 
-        name = phase or self._forward_phase()
-        if name not in self.config:
-            known = ", ".join(self.config) or "none"
-            raise UsageError(f"phase {name!r} has no result in this run (choose from: {known})")
-        config = self.config[name]
-        if config.environment != "default":
-            python = self.to_dict()["environments"].get(config.environment, {}).get("python_path")
-            raise UsageError(
-                f"the best setting of {name} needs the environment {config.environment}",
-                hint=f"run your program with {python}",
-            )
-        demand_fit(model, name, config, optimizer)
-        optimizers = [] if optimizer is None else [optimizer]
-        applied: Any = apply_config(model, name, config, optimizers)  # type: ignore[type-var]
+        applied: Any = apply(model, self, phase, optimizer=optimizer)  # type: ignore[type-var]
         return applied  # type: ignore[no-any-return]
-
-    def _forward_phase(self) -> str:
-        forward = [name for name in self.config if phase_of(name).is_forward]
-        if len(forward) != 1:
-            raise UsageError(
-                f"this run has {len(forward)} forward phases with a result; name one",
-                f"phases: {', '.join(self.verdict)}",
-            )
-        return forward[0]
 
     def apply_to(self, algorithm_config: Any) -> Any:
         """A copy of an RLlib ``AlgorithmConfig`` whose runners and learners use the settings.
@@ -146,7 +121,7 @@ class Result:
         """The result as code or JSON for a training stack.
 
         Args:
-            to: ``python``, ``script``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
+            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
                 ``lightning``.
 
         Raises:

@@ -1,8 +1,7 @@
 """Regional compilation: compiles the repeated blocks of a model, with one artifact for all.
 
-A model of 24 equal layers compiles in the time of one. It may run slower, since nothing is fused
-across blocks. See torch's recipe "Reducing torch.compile cold start compilation time with regional
-compilation".
+Not by ``torch.compiler.nested_compile_region``, which keeps the speed of the whole and takes twice
+as long to compile: studies/exports/REGIONAL.md.
 """
 
 from __future__ import annotations

@@ -7,14 +7,12 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch.fx import traceback as fx_traceback
 
 from autocompile.runtime.backends import onnxrt
 from autocompile.runtime.backends.onnx import graph as onnx_graph
@@ -205,21 +203,3 @@ def test_attention_without_dropout_draws_nothing() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="onnxrt leaves")
         agree(attends, compiled_by(attends), torch.randn(2, 4, 8, 16))
-
-
-def test_what_another_thread_calls_leaves_no_marks_while_one_exports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Compiled code is wrapped so; torch takes every thread for exporting when one is."""
-    seen = {}
-
-    def look(name: str) -> None:
-        seen[name] = "custom" in fx_traceback.current_meta
-
-    wrapped = torch._dynamo.disable(look)
-    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
-    with onnx_model._exporting(), ThreadPoolExecutor(1) as pool:
-        pool.submit(wrapped, "another").result()
-        wrapped("exporting")
-    wrapped("afterwards")
-    assert seen == {"another": False, "exporting": True, "afterwards": True}

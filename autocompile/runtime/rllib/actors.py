@@ -32,9 +32,19 @@ from autocompile.settings.phases import (
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner", "demand_any_usable", "usable_on"]
+__all__ = ["TunedLearner", "TunedRunner", "demand_usable"]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
+
+
+def demand_usable(entry: Tuned) -> None:
+    """Raise a UsageError if settings are not for RLlib, or for another interpreter."""
+    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
+    if not used:
+        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
+    for phase in used:
+        for choice in entry.phases[phase]:
+            demand_this_interpreter(entry, phase, choice)
 
 
 class _Tuned(_Actor):  # type: ignore[misc]
@@ -47,7 +57,9 @@ class _Tuned(_Actor):  # type: ignore[misc]
     @functools.cached_property
     def tuned(self) -> Tuned:
         """The settings that fit this process's device."""
-        return usable_on(self._device, self.tuned_set)
+        found = self.tuned_set.fitting(describe(self._device))
+        demand_usable(found)
+        return found
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         warm_start.load(self.tuned, self._device)
@@ -83,48 +95,17 @@ class _Tuned(_Actor):  # type: ignore[misc]
                     problems.append(f"{key}: {label} failed: {compiled.failed}")
                 elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
                     problems.append(f"{key}: {label} has captured no graph")
-            if not (ran := self.ran.get(key.rpartition(".")[2])):
-                continue
-            told[key]["threads"] = ran["threads"]
-            wanted = choice.config.process
-            if (threads := wanted.pop("threads", ran["threads"])) != ran["threads"]:
-                problems.append(f"{key}: {ran['threads']} threads, and not {threads}")
-            others = (name for name, value in wanted.items() if ran[name] != value)
-            problems += [f"{key}: another {name} than {wanted[name]}" for name in others]
+            if ran := self.ran.get(key.rpartition(".")[2]):
+                told[key]["threads"] = ran["threads"]
+                for name, value in choice.config.process.items():
+                    if ran[name] != value:
+                        problems.append(f"{key}: {name} {ran[name]}, and not {value}")
         threads = {"threads": self.tuned.fingerprint.get("threads")}  # of an actor: as Ray has it
         return {
             "settings": told,
             "measured_elsewhere": self.tuned.differences(describe(self._device) | threads),
             "problems": problems,
         }
-
-
-def usable_on(device: torch.device, settings: TunedSet) -> Tuned:
-    """The settings that fit a device."""
-    return _demand_usable(settings.fitting(describe(device)))
-
-
-def demand_any_usable(settings: TunedSet) -> None:
-    """Raise the UsageError of the first entry if no process could use any, whatever its device."""
-    errors = []
-    for entry in settings.entries:
-        try:
-            _demand_usable(entry)
-        except UsageError as error:
-            errors.append(error)
-        else:
-            return
-    raise errors[0]
-
-
-def _demand_usable(entry: Tuned) -> Tuned:
-    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
-    if not used:
-        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
-    for phase in used:
-        for choice in entry.phases[phase]:
-            demand_this_interpreter(entry, phase, choice)
-    return entry
 
 
 class TunedRunner(_Tuned):
@@ -152,7 +133,7 @@ class TunedRunner(_Tuned):
             if compiled is not None and not isinstance(self.module, MultiRLModule):
                 own = functools.partial(connectors_of, self.config, self.env)
                 with self.as_measured(phase, choice):
-                    warmed = warm_up(module, phase, self.num_envs, choice.config, own)
+                    warmed = warm_up(module, phase, self.num_envs, own)
                 self.active[phase][2].update(warmed)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -191,28 +189,13 @@ def _never_drops(node: torch.fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _exporting() -> Iterator[None]:
-    """Without gradients, and without the exporter's logs and warnings.
-
-    While one thread exports, torch (2.13) treats all threads as exporting: compiled code in other
-    threads writes to the same dictionary of annotations, which ends in a KeyError. So only this
-    thread's ``fx_traceback.annotate`` does something.
-    """
-    module: Any = fx_traceback
-    exporting, annotate = threading.get_ident(), getattr(module, "annotate", None)
-
-    def ours_only(marks: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-        is_ours = threading.get_ident() == exporting
-        return annotate(marks) if annotate and is_ours else contextlib.nullcontext()
-
+    """Without gradients, and without the exporter's logs and warnings."""
     with torch.no_grad(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         for name in ("torch.onnx", "onnxscript", "onnx_ir"):
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
-        if annotate is not None:  # older torches have none
-            stack.callback(setattr, module, "annotate", annotate)
-            module.annotate = ours_only
         yield
 
 
