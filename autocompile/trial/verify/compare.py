@@ -345,9 +345,7 @@ class _Rounding:
             most = math.inf if self._moved.by.get(ALL, 0.0) <= _FP64_USELESS else _FP64_USELESS
             least = floor / _NOISE * self._moved.epsilon  # of the deviation
             error = _error(want, got, least)
-            return error <= min(_multiple(want.numel()) * by, most) or (
-                size < least and error <= 1.0
-            )
+            return error <= min(_multiple(want.numel()) * by, most) or (size < least and error <= 1.0)
         if not (self.has_length(ALL) and self.has_length(path)):
             return False
         if by > MOST_ROUNDING and self._is_small(path):
