@@ -113,13 +113,14 @@ class Compiled:
             return result
 
     def _numbers(self) -> contextlib.AbstractContextManager[Any]:
+        grad = contextlib.nullcontext() if self._grad else torch.no_grad()
         if self.config.autocast == "none":
-            return contextlib.nullcontext() if self._grad else torch.no_grad()
+            return grad
         # The model's device at the time of the call.
         first = next(self._model.parameters(), None) if self._model is not None else None
         kind = self._device if first is None else first.device.type
         stack = contextlib.ExitStack()
-        stack.enter_context(torch.set_grad_enabled(self._grad and torch.is_grad_enabled()))
+        stack.enter_context(grad)
         stack.enter_context(torch.autocast(kind, dtype=getattr(torch, self.config.autocast)))
         return stack
 

@@ -1,4 +1,8 @@
-"""Warm start: graphs that another process compiled, as ``torch.compiler`` saves and loads them.
+"""Warm start: load code that another process compiled.
+
+``torch.compiler.save_cache_artifacts`` saves graphs and, for a CPU, the C++ source of kernels,
+which would be built again. So a cache file also holds the built libraries, including those by which
+Inductor detects vector instructions: studies/exports/WARM_START.md.
 
 Loading a cache file unpickles it: trust it like the program that loads it.
 """
@@ -7,32 +11,44 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
+import io
 import json
 import os
+import re
 import warnings
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from autocompile.runtime.machine import describe
 from autocompile.settings.tuned import Tuned
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "without_headers"]
 
-_MADE_FOR = ("torch", "python", "device_name", "cpu_capability")  # torch's keys lack the last
+_ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
+_LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")  # built, below Inductor's cache folder
+_MADE_FOR = ("torch", "python", "device_name", "cpu_capability")  # torch's own keys hold the rest
 
 
 def save(path: Path, device: torch.device) -> int:
     """Write what this process has compiled; returns the number of graphs, of 0 without a file."""
-    made = torch.compiler.save_cache_artifacts()
+    made, folder = torch.compiler.save_cache_artifacts(), _cache_folder()
     graphs = len(made[1].artifacts["inductor"]) if made else 0
     if made and graphs:
-        path.write_bytes(json.dumps(_fingerprint(device)).encode() + b"\n" + made[0])
+        places = [p.relative_to(folder).as_posix() for p in sorted(folder.glob("*/*"))]
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr(_FINGERPRINT, json.dumps(_fingerprint(device)))
+            file.writestr(_ARTIFACTS, made[0])
+            for place in filter(_LIBRARY.fullmatch, places):
+                file.write(folder / place, _LIBRARIES + place)
     return graphs
 
 
 def load(settings: Tuned, device: torch.device) -> bool:
-    """Load the graphs that were saved with settings, if any, into torch's cache, once a process.
+    """Load the code that was saved with settings, if any, into torch's cache, once a process.
 
     Warns:
         UserWarning: the file is missing, changed, or made for another torch or machine; torch then
@@ -48,7 +64,7 @@ def load(settings: Tuned, device: torch.device) -> bool:
 def _load_once(path: str, sha256: str, device: torch.device) -> bool:
     try:
         why_not = _load(path, sha256, device)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         why_not = f"it cannot be read: {error}"
     if why_not:
         warnings.warn(
@@ -64,13 +80,43 @@ def _load(path: str, sha256: str, device: torch.device) -> str:
     content = Path(path).read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
         return "it is not the file that the settings were written with"
-    head, _, artifacts = content.partition(b"\n")
-    there, here = json.loads(head), _fingerprint(device)
-    if differences := [f"{k} {v}, here {here.get(k)}" for k, v in there.items() if v != here[k]]:
-        return f"it was made elsewhere ({'; '.join(differences)})"
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        there, here = json.loads(file.read(_FINGERPRINT)), _fingerprint(device)
+        if differences := [f"{k} {there[k]}, here {here[k]}" for k in here if there[k] != here[k]]:
+            return f"it was made elsewhere ({'; '.join(differences)})"
+        for name in file.namelist():
+            if _LIBRARY.fullmatch(place := name.removeprefix(_LIBRARIES)):
+                _write(_cache_folder() / place, file.read(name))
+        artifacts = file.read(_ARTIFACTS)
+    without_headers()
     return "" if torch.compiler.load_cache_artifacts(artifacts) else "torch cannot read it"
+
+
+def without_headers() -> None:
+    """Compile without precompiled headers in this process, as what is saved is.
+
+    Torch builds them even if the library exists, and their use is part of the cache key.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+    if hasattr(config, "cpp_cache_precompile_headers"):  # not in older torches
+        config.cpp_cache_precompile_headers = False
 
 
 def _fingerprint(device: torch.device) -> dict[str, str]:
     found = describe(device)
     return {name: found[name] for name in _MADE_FOR}
+
+
+def _cache_folder() -> Path:
+    return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write by rename, since another process may read the file meanwhile."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.chmod(0o755)
+    os.replace(temporary, path)

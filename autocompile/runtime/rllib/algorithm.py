@@ -1,8 +1,8 @@
 """Makes RLlib's env runners and learners use tuned settings and report them in each result.
 
-Tested with ray 2.50 and 2.60, new API stack. ray's ``torch_compile_*`` fields do not reach env runners and
-carry no memory format, optimizer or frozen weights. So the classes of env runner and learner are
-extended: ray builds them in every process, and again after a restart.
+Tested with ray 2.50 and 2.60, new API stack. ray's ``torch_compile_*`` fields do not reach env
+runners and carry no memory format, optimizer or frozen weights. So the classes of env runner and
+learner are extended: ray builds them in every process, and again after a restart.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     """
     target = load(request, channel)
     settings, usual = request.settings, torch.get_num_threads()
+    warm_start.without_headers()
     channel.step(Step.COMPILE)
     todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
     # Other precisions last: torch does not undo them completely, and they are part of the key.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,33 +47,36 @@ class Exported:
         model: ``onnx.ModelProto``; every tensor argument of the graph is an input.
         inputs: (name, index among the graph's arguments) of the model's inputs in order.
         outputs: (name, shape, dtype) of the model's outputs in order.
-        leaves: ``("output", i)``, ``("argument", i)`` or ``("constant", value)`` for each leaf of
-            the graph's result.
+        leaves: of the graph's result; ``torch.Tensor`` for each output of the model in turn.
         spec: the result's pytree structure.
     """
 
     model: Any
     inputs: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, torch.Size, torch.dtype], ...]
-    leaves: tuple[tuple[str, Any], ...]
+    leaves: tuple[Any, ...]
     spec: Any
 
 
 class _Flat(torch.nn.Module):
-    """A graph as a function from tensors to tensors; other arguments are constants."""
+    """A graph as a function from tensors to tensors; other arguments are constants.
 
-    def __init__(self, graph: Graph, args: Args, wanted: set[int]) -> None:
+    ``see`` gets leaves and structure of the whole result.
+    """
+
+    def __init__(self, graph: Graph, args: Args, see: Callable[[list[Any], Any], None]) -> None:
         super().__init__()
-        self._graph, self._wanted = graph, wanted
-        self._tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+        self._graph, self._see = graph, see
         self._args = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
+        self._tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args = list(self._args)
         for index, tensor in zip(self._tensors, tensors, strict=True):
             args[index] = tensor
-        leaves = pytree.tree_leaves(self._graph(*args))
-        return tuple(x for i, x in enumerate(leaves) if i in self._wanted)
+        leaves, spec = pytree.tree_flatten(self._graph(*args))
+        self._see(leaves, spec)
+        return tuple(x for x in leaves if isinstance(x, torch.Tensor))
 
 
 def export(graph: Graph, args: Args) -> Exported:
@@ -87,20 +90,22 @@ def export(graph: Graph, args: Args) -> Exported:
     others = [a for a in args if not isinstance(a, torch.Tensor)]
     if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
         raise Unsupported("an argument is a list of tensors")  # they would become constants
-    if not all(map(_is_plain, tensors.values())):
-        raise Unsupported("an argument is an empty, complex or sparse tensor")
-    if len({t.device for t in tensors.values()}) > 1:
-        raise Unsupported("its arguments are on several devices")
-    leaves, spec, examples = _returned(graph, args)
-    wanted = {i for i, (kind, _) in enumerate(leaves) if kind == "output"}
+    _demand_plain("an argument", tensors.values())
+    result: list[Any] = []
+
+    def see(leaves: list[Any], spec: Any) -> None:
+        result[:] = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in leaves], spec
+
     names = [f"input_{i}" for i in tensors]
-    results = [f"output_{i}" for i in range(len(wanted))]
     try:
         with _exporting():
-            flat = _Flat(graph, args, wanted)
+            flat = _Flat(graph, args, see)
             program = torch.export.export(flat, tuple(tensors.values()), strict=False)
             program = program.run_decompositions({})  # removes in-place operators
-            _demand_plain(program)
+            _demand_pure(program)
+            examples = [node.meta["val"] for node in program.graph.output_node().args[0]]
+            _demand_plain("an output", [*tensors.values(), *examples])
+            results = [f"output_{i}" for i in range(len(examples))]
             made = torch.onnx.export(
                 program, dynamo=True, input_names=names, output_names=results, verbose=False
             )
@@ -117,42 +122,20 @@ def export(graph: Graph, args: Args) -> Exported:
         model,
         tuple((value.name, order[value.name]) for value in model.graph.input),
         tuple((name, x.shape, x.dtype) for name, x in outputs.items()),
-        leaves,
-        spec,
+        tuple(result[0]),
+        result[1],
     )
 
 
-def _returned(
-    graph: Graph, args: Args
-) -> tuple[tuple[tuple[str, Any], ...], Any, list[torch.Tensor]]:
-    """Leaves, structure and example outputs of the graph, from a run on copies."""
-    copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
-    places = {id(copy): i for i, copy in enumerate(copies) if isinstance(copy, torch.Tensor)}
-    devices = list({x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda})
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        values, spec = pytree.tree_flatten(graph(*copies))
-    leaves: list[tuple[str, Any]] = []
-    examples: list[torch.Tensor] = []
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            leaves.append(("constant", value))
-        elif id(value) in places:
-            leaves.append(("argument", places[id(value)]))
-        else:
-            if not _is_plain(value):
-                raise Unsupported("an output is an empty, complex or sparse tensor")
-            if any(value.device != x.device for x in copies if isinstance(x, torch.Tensor)):
-                raise Unsupported("an output is on another device than the arguments")
-            leaves.append(("output", len(examples)))
-            examples.append(value)
-    return tuple(leaves), spec, examples
+def _demand_plain(what: str, tensors: Collection[torch.Tensor]) -> None:
+    for x in tensors:
+        if x.layout is not torch.strided or x.is_complex() or not x.numel():
+            raise Unsupported(f"{what} is an empty, complex or sparse tensor")
+    if len({x.device for x in tensors}) > 1:
+        raise Unsupported(f"{what} is on another device than the others")
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_complex() and bool(tensor.numel())
-
-
-def _demand_plain(program: torch.export.ExportedProgram) -> None:
+def _demand_pure(program: torch.export.ExportedProgram) -> None:
     """Refuse programs that export without an error but compute something else."""
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:

@@ -117,8 +117,6 @@ class Session(abc.ABC):
             results.append(result)
             self.bind("output", name, result)
         self.run()
-        leaves = [
-            results[value] if kind == "output" else args[value] if kind == "argument" else value
-            for kind, value in self._exported.leaves
-        ]
+        made = iter(results)
+        leaves = [next(made) if leaf is torch.Tensor else leaf for leaf in self._exported.leaves]
         return pytree.tree_unflatten(leaves, self._exported.spec)
