@@ -60,19 +60,21 @@ trainer = Trainer(model, args, callbacks=[TunedCallback("tuned.json")])
 def rllib(report: Report) -> str:
     """RLlib: an AlgorithmConfig whose env runners and learners use the file of settings."""
     found = choices(report)
-    used = [choice for name, choice in found.items() if phase_of(name).in_rllib]
+    works = [choice for choice in found.values() if choice.verdict != "failed"]
+    used = [choice for choice in works if phase_of(choice.phase).in_rllib]
     if not (is_rl(report) and used):
-        what = f"the phases {', '.join(found)}" if is_rl(report) else "this result"
+        what = "this result: the target is not an RLModule"
+        if is_rl(report):
+            what = f"the phases {', '.join(found)}"
         raise ExportError(
-            f"RLlib has no form for {what}"
-            + ("" if is_rl(report) else ": the target is not an RLModule"),
+            f"RLlib has no form for {what}",
             hint=command(report, "--to python"),
         )
-    evidence = [comment(f"{choice.phase}: {choice.evidence}") for choice in used]
-    lines = "\n\n".join((IN_RLLIB[0], f"{file_note(report)}\n{IN_RLLIB[1]}"))
-    is_faster = any(choice.config for choice in used)
-    top = header(report, "RLlib settings") + "".join(evidence)
-    return program(top, lines) if is_faster else program(top + _NOTHING)
+    top = header(report, "RLlib settings")
+    top += "".join(comment(f"{choice.phase}: {choice.evidence}") for choice in used)
+    if not any(choice.config for choice in used):
+        return program(top + _NOTHING)
+    return program(top, IN_RLLIB[0], f"{file_note(report)}\n{IN_RLLIB[1]}")
 
 
 def lightning(report: Report) -> str:

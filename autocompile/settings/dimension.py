@@ -63,7 +63,7 @@ class Dimension:
         applied: to what; an ``argument`` is one of torch.compile().
             :mod:`autocompile.runtime.applying` applies values to the model and the process.
         line: of plain torch, for exports: applies a value to the process or a ``model``.
-        is_written: :mod:`autocompile.export.lines` knows how to write it.
+        is_written: :mod:`autocompile.export.python` knows how to write it.
         plural: its name in a SearchSpace and in TOML, where it is not that of the field.
         option: of the command line, where it is not the name of the field.
         name: that of the field.

@@ -51,11 +51,11 @@ def get_inputs(batch_size):
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch._inductor.config, "cpp_cache_precompile_headers", True)
+def _as_in_a_new_process() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    yield
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=True):
+        yield
     torch._dynamo.reset()
     counters.clear()
 

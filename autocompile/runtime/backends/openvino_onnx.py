@@ -3,7 +3,7 @@
 OpenVINO's own backend ``openvino`` (2026.4) computes in bfloat16 on CPUs that support it and
 returns memory that its next call overwrites. This one exports each graph to ONNX, like ``onnxrt``.
 CPUs only. OpenVINO computes 64-bit integers in 32 bits there; graphs that might need more are
-refused. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
+refused. Options: see :mod:`autocompile.runtime.backends.onnx`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx.graph import compile_graph
-from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported
-from autocompile.runtime.backends.onnx.session import Session
+from autocompile.runtime.backends.onnx import (
+    Args,
+    Exported,
+    Session,
+    Unsupported,
+    compile_graph,
+)
 
 __all__ = ["openvino_onnx"]
 

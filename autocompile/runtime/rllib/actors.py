@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -22,7 +24,7 @@ from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_p
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.observations import connectors_of
-from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
+from autocompile.runtime.rllib.warm_up import warm_up
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_INFERENCE,
@@ -119,8 +121,9 @@ class TunedRunner(_Tuned):
         if self.module is None or self.env is None:  # it does not sample
             return
         phase = FORWARD_EXPLORATION if self.config.explore else FORWARD_INFERENCE
-        if self.worker_index:  # one of many on its machine
-            compile_in_one_thread()
+        if self.worker_index and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+            # One of many on its machine, of which each would start a compile worker for each core.
+            importlib.import_module("torch._inductor.config").compile_threads = 1
         choice = self.tuned.at(phase, self.num_envs)
         choice = choice or self.tuned.at(FORWARD_EXPLORATION, self.num_envs)
         if choice is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch._dynamo.utils import counters
 from autocompile.runtime.rllib.observations import made_up_batch
 from autocompile.settings.phases import FORWARD_EXPLORATION
 
-__all__ = ["compile_in_one_thread", "warm_up"]
+__all__ = ["warm_up"]
 
 
 def warm_up(
@@ -49,17 +48,6 @@ def warm_up(
         np.random.set_state(numbers)
     seconds = round(time.monotonic() - began, 3)
     return {"warmup_s": seconds, "from_cache": _cache_hits() > hits}
-
-
-def compile_in_one_thread() -> None:
-    """Turn off Inductor's pool of compile workers, unless the environment sets its size.
-
-    By default each process on the machine starts one worker per core.
-    """
-    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        import torch._inductor.config as inductor
-
-        inductor.compile_threads = 1
 
 
 def _cache_hits() -> int:
