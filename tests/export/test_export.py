@@ -499,6 +499,12 @@ def test_accelerate_warns_that_its_regions_are_others(plain: Report) -> None:
     assert "WARNING" not in export(plain, "accelerate")
 
 
+def test_accelerate_is_given_no_backend_that_it_has_no_name_for(plain: Report) -> None:
+    change_config(plain, "forward", backend="openvino_onnx_train", mode="default")
+    with pytest.raises(ExportError, match="Accelerate has no backend openvino_onnx_train"):
+        export(plain, "accelerate")
+
+
 def test_use_line_is_a_torch_compile_call(plain: Report) -> None:
     phase = plain["phases"]["forward"]
     phase["best"]["config"].update(mode="default", options={"a": False}, dynamic=True)

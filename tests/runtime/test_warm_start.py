@@ -210,7 +210,7 @@ def test_a_fresh_process_with_an_empty_cache_finds_every_phase(work: Path) -> No
         target=work / "model.py",
         forward=CompileConfig(),
         optimizer_step=CompileConfig(),
-        train_step=CompileConfig(),
+        train_step=CompileConfig(scope="step"),
     )
     told = export_with_cache(made, work / "tuned.json", 200.0)
     assert "wrote" in told[0] and len(told) == 2
