@@ -24,7 +24,7 @@ from autocompile.export.choices import (
 from autocompile.export.text import literal, one_line, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
-from autocompile.settings.phases import LEARNER_UPDATE, phase_of
+from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
 
 __all__ = ["code_of", "export", "having_form", "to_paste", "use_line"]
 
@@ -77,11 +77,14 @@ def having_form(report: Report) -> list[Choice]:
             hint=command(report, "--to rllib"),
         )
     for name, choice in every.items():
+        lost = "" if name in PHASES or is_rl(report) else "a phase that is not known"
         if choice.config and not environment_of(report, choice.config):
             place = choice.config.environment
+            lost = f"environment={place!r}, which the report does not describe"
+        if lost:
             raise ExportError(
                 f"the best setting of {name} has no form in plain torch",
-                f"it has environment={place!r}, which the report does not describe",
+                f"it has {lost}",
                 hint=command(report, "--to json"),
             )
     return list(every.values())

@@ -123,7 +123,8 @@ class TunedRunner(_Tuned):
         phase = FORWARD_EXPLORATION if self.config.explore else FORWARD_INFERENCE
         if self.worker_index and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
             # One of many on its machine, of which each would start a compile worker for each core.
-            importlib.import_module("torch._inductor.config").compile_threads = 1
+            inductor: Any = importlib.import_module("torch._inductor.config")
+            inductor.compile_threads = 1
         choice = self.tuned.at(phase, self.num_envs)
         choice = choice or self.tuned.at(FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
