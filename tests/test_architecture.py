@@ -103,9 +103,7 @@ def test_the_package_grows_no_further() -> None:
 
 
 def test_the_worker_needs_only_numpy_and_torch() -> None:
-    allowed = {"numpy", "torch", "filelock", "ray", "gymnasium", "cloudpickle"} | set(
-        sys.stdlib_module_names
-    )
+    allowed = {"numpy", "torch", "ray", "gymnasium", "cloudpickle"} | set(sys.stdlib_module_names)
     worker = [p for p in FILES if column(module_of(p)) in ("trial", "runtime")]
     ground = [PACKAGE / "errors.py", PACKAGE / "estimate" / "intervals.py"]
     ground += [p for p in FILES if column(module_of(p)) == "ground" and p not in ground]

@@ -53,8 +53,7 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
             raise UsageError(f"cannot write {cache}: {error.strerror}") from error
     _write(path, dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256}))
     size = f"{cache.stat().st_size / 2**20:.1f} MiB"
-    holds = f"{said.saved['graphs']} graphs and {said.saved['libraries']} libraries"
-    return [f"wrote {path} and {cache} ({size}: {holds})", *told]
+    return [f"wrote {path} and {cache} ({size}: {said.graphs} graphs)", *told]
 
 
 def _write(path: Path, settings: Tuned) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from autocompile.errors import ExportError, UsageError
 from autocompile.estimate.decision import SETS
-from autocompile.export import accelerate, python, rllib, stacks
+from autocompile.export import python, stacks
 from autocompile.export.choices import choices, command
 from autocompile.export.python import to_paste, use_line
 from autocompile.export.text import comment
@@ -29,8 +29,8 @@ def _json(report: Mapping[str, Any]) -> str:
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "python": python.export,
     "json": _json,
-    "rllib": rllib.export,
-    "accelerate": accelerate.export,
+    "rllib": stacks.rllib,
+    "accelerate": stacks.accelerate,
     "transformers": stacks.transformers,
     "lightning": stacks.lightning,
 }

@@ -8,7 +8,7 @@ class of ``torch.optim`` and its arguments, each an identifier.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +31,18 @@ class Choice:
         verdict: ``faster``, ``keep_eager`` or ``failed``.
         config: the setting to use, which may also be eager with changes; None: no change.
         evidence: a sentence for a comment.
+        gain: the speed-up over eager in words, with its 95 % interval.
         batch_size: that it is for; None without a setting or batch size.
         processes: number of fresh processes that confirmed it.
-        speedup: over eager, with its 95 % interval; None without a setting.
     """
 
     phase: str
     verdict: str
     config: CompileConfig | None
     evidence: str
+    gain: str = ""
     batch_size: int | None = None
     processes: int = 0
-    speedup: Mapping[str, float] | None = None
-
-    @property
-    def said(self) -> str:
-        """The phase and its evidence; without a change, also the verdict."""
-        verdict = f"{self.verdict.replace('_', ' ')}: " if self.config is None else ""
-        return f"{self.phase}: {verdict}{self.evidence}"
 
 
 def choices(report: Report) -> dict[str, Choice]:
@@ -77,28 +71,18 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     if verdict == "keep_eager" or config == EAGER:
         reason = reason or "nothing is faster than eager"
         return Choice(name, "keep_eager", None, reason + also)
-    processes, speedup = int(best.get("confirmed_processes") or 0), best.get("speedup")
-    text = f"{gain(speedup, size)} (trial {best['number']}"
+    gain = "(no interval)"
+    if speedup := best.get("speedup"):
+        gain = f"{speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}]"
+    gain += " as fast as eager" + (f" at batch size {size}" if size else "")
+    processes = int(best.get("confirmed_processes") or 0)
+    text = f"{gain} (trial {best['number']}"
     text += f", confirmed in {processes} fresh processes" if processes else ""
     there = environment_of(report, config)
     text += f"); torch {there.get('torch', '(not known)')} on {_machine(report)}"
     if config.environment != "default":
         text += f", in the Python environment {config.environment}"
-    return Choice(name, "faster", config, text + also, size, processes, speedup)
-
-
-def gain(speedup: Mapping[str, float] | None, batch_size: int | None) -> str:
-    """``1.41x [1.39, 1.42] as fast as eager at batch size 16``, with the 95 % interval."""
-    text = "(no interval)"
-    if speedup:
-        text = f"{speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}]"
-    return f"{text} as fast as eager" + (f" at batch size {batch_size}" if batch_size else "")
-
-
-def states_differ(found: Iterable[Choice]) -> bool:
-    """Whether the phases with a result differ in threads or precision."""
-    configs = [choice.config or EAGER for choice in found if choice.verdict != "failed"]
-    return len({str(config.process) for config in configs}) > 1
+    return Choice(name, "faster", config, text + also, gain, size, processes)
 
 
 def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
@@ -137,9 +121,9 @@ def command(report: Report, form: str) -> str:
     return f"autocompile export {_run(report)} {form}"
 
 
-def file_note(report: Report, what: str = "The file") -> str:
+def file_note(report: Report) -> str:
     """A comment on how the file of settings is made."""
-    return f"# {what}: {one_line(command(report, '-o tuned.json'))}"
+    return f"# The file: {one_line(command(report, '-o tuned.json'))}"
 
 
 def _run(report: Report) -> str:

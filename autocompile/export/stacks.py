@@ -1,8 +1,6 @@
-"""Stacks that train a model: their settings, what they lose, and trainers with our callback."""
+"""Training stacks: one short text for each, and in comments what a stack does otherwise."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from autocompile.errors import ExportError
 from autocompile.export.choices import (
@@ -10,68 +8,146 @@ from autocompile.export.choices import (
     Report,
     choices,
     command,
+    device_of,
     file_note,
     header,
     is_rl,
 )
-from autocompile.export.text import comment, program
+from autocompile.export.python import IN_RLLIB, optimizer_lines, options, written
+from autocompile.export.text import comment, literal, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
 
-__all__ = ["Settings", "lightning", "not_carried", "settings_of", "transformers"]
+__all__ = ["ACCELERATE_READ", "BACKENDS", "accelerate", "lightning", "rllib", "transformers"]
 
+ACCELERATE_READ = "1.15"
+"""The version of accelerate that :data:`BACKENDS` was read from."""
+
+BACKENDS = (
+    "NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
+    "OFI", "FX2TRT", "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE",
+    "TVM", "HPU_BACKEND", "NEURON",
+)  # fmt: skip
+"""The names of ``accelerate.utils.DynamoBackend``."""
+
+_REGIONS = (
+    "WARNING: Accelerate's regions are not those that were measured: it compiles only entries of "
+    "an nn.ModuleList as blocks, and also everything outside them."
+)
+_TF32 = "On a CUDA device in fp32 it turns on TF32 for matmuls, which may be part of the gain."
+_MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixed_precision="fp16"'}
+_NOTHING = comment("Nothing is faster than eager mode: leave it as it is.")
 _LIGHTNING = """\
+from pytorch_lightning import Trainer  # or from lightning.pytorch
+
+from autocompile.lightning import TunedCallback
+
+{file}
 # module: the attribute of your LightningModule that was tuned; left out for all of it.
 trainer = Trainer(callbacks=[TunedCallback("tuned.json", module="net")])
 """
 _TRANSFORMERS = """\
+from transformers import Trainer
+
+from autocompile.transformers import TunedCallback
+
+{file}
 # Leave torch_compile in its TrainingArguments at False: the callback compiles.
 trainer = Trainer(model, args, callbacks=[TunedCallback("tuned.json")])
 """
 
 
+def rllib(report: Report) -> str:
+    """RLlib: an AlgorithmConfig whose env runners and learners use the file of settings."""
+    found = choices(report)
+    works = [choice for choice in found.values() if choice.verdict != "failed"]
+    used = [choice for choice in works if phase_of(choice.phase).in_rllib]
+    if not (is_rl(report) and used):
+        what = "this result: the target is not an RLModule"
+        if is_rl(report):
+            what = f"the phases {', '.join(found)}"
+        raise ExportError(
+            f"RLlib has no form for {what}",
+            hint=command(report, "--to python"),
+        )
+    top = header(report, "RLlib settings")
+    top += "".join(comment(f"{choice.phase}: {choice.evidence}") for choice in used)
+    if not any(choice.config for choice in used):
+        return program(top + _NOTHING)
+    return program(top, IN_RLLIB[0], f"{file_note(report)}\n{IN_RLLIB[1]}")
+
+
 def lightning(report: Report) -> str:
-    """PyTorch Lightning: a ``Trainer``."""
-    trainer = "from pytorch_lightning import Trainer  # or from lightning.pytorch"
-    return _with_callback(report, "Lightning", trainer, _LIGHTNING)
+    """PyTorch Lightning: a ``Trainer`` with our callback, which reads the file of settings."""
+    return _with_callback(report, "Lightning", _LIGHTNING)
 
 
 def transformers(report: Report) -> str:
-    """Hugging Face Transformers: a ``Trainer`` of ``model`` and ``args``."""
-    trainer = "from transformers import Trainer"
-    return _with_callback(report, "Transformers", trainer, _TRANSFORMERS)
+    """Hugging Face Transformers: a ``Trainer`` of ``model`` and ``args`` with our callback."""
+    return _with_callback(report, "Transformers", _TRANSFORMERS)
 
 
-def _with_callback(report: Report, stack: str, imports: str, trainer: str) -> str:
-    """Code of a trainer with our ``TunedCallback``, which reads a file of settings."""
-    settings = settings_of(report, stack)
-    if settings.model == settings.optimizer == EAGER:
-        nothing = comment("Nothing is faster than eager mode: leave it as it is.")
-        return program(settings.evidence + nothing)
+def _with_callback(report: Report, stack: str, text: str) -> str:
+    model, step, evidence = _settings(report, stack)
+    if model == step == EAGER:
+        return program(evidence + _NOTHING)
+    return program(evidence, text.format(file=file_note(report)))
+
+
+def accelerate(report: Report) -> str:
+    """Hugging Face Accelerate: a ``TorchDynamoPlugin``, and lines before ``prepare``."""
+    model, step, evidence = _settings(report, "Accelerate")
+    if not model.is_eager and model.backend.upper() not in BACKENDS:
+        raise ExportError(
+            f"Accelerate has no backend {model.backend}", hint=command(report, "--to python")
+        )
+    process, lines = written(model, "process"), written(model, "model")
+    lines += optimizer_lines(report, step)
+    lost = [] if model.is_eager else not_carried(model)
+    lost += [] if step.is_eager else ["the compiled optimizer step"]
+    if lost:
+        evidence += comment(f"WARNING: Accelerate does not carry {'; '.join(lost)}.")
+    if model.scope == "regional":
+        evidence += comment(_REGIONS)
+    if device_of(report).startswith("cuda") and not model.is_eager:
+        evidence += comment(_TF32)
+    steps = step.optimizer != "default"
+    names = "model, optimizer" if steps else "model"
     return program(
-        settings.evidence,
-        f"{imports}\n\nfrom autocompile.{stack.lower()} import TunedCallback",
-        f"{file_note(report)}\n{trainer}",
+        evidence,
+        ("import torch\n" if steps or lines or process else "")
+        + "from accelerate import Accelerator\nfrom accelerate.utils import TorchDynamoPlugin",
+        "\n".join(process),
+        _plugin(model)
+        + f"accelerator = Accelerator(dynamo_plugin=plugin{_MIXED[model.autocast]})\n"
+        + "".join(f"{line}\n" for line in lines)
+        + f"{names} = accelerator.prepare({names})",
     )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings for a stack that trains a model.
+def _plugin(config: CompileConfig) -> str:
+    """Code that creates the plugin. Accelerate reads missing fields from the environment."""
+    if config.is_eager:
+        return 'plugin = TorchDynamoPlugin(backend="no")\n'
+    fields = {
+        "backend": quoted(config.backend.lower()),
+        "mode": quoted(config.mode),
+        "fullgraph": literal(config.fullgraph),
+        "dynamic": literal(config.dynamic),
+        "options": options(config),
+        "use_regional_compilation": str(config.scope == "regional"),
+    }
+    unset = {"dynamic": "None", "options": "{}"}
+    given = {k: v for k, v in fields.items() if v != unset.get(k)}
+    text = "plugin = TorchDynamoPlugin(\n"
+    text += "".join(f"    {k}={v},\n" for k, v in given.items()) + ")\n"
+    if config.dynamic is None:
+        text += "plugin.dynamic = None  # `accelerate launch` would set it to False\n"
+    return text
 
-    Attributes:
-        model: the setting of the forward pass; eager if nothing is faster.
-        optimizer: the setting of the optimizer step.
-        evidence: a comment for the top of the export.
-    """
 
-    model: CompileConfig
-    optimizer: CompileConfig
-    evidence: str
-
-
-def settings_of(report: Report, stack: str) -> Settings:
-    """The settings of the training step or forward pass, and of the optimizer.
+def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig, str]:
+    """For a stack that trains: of the forward pass, of the optimizer step, and a comment on both.
 
     Raises:
         ExportError: an RLModule, no such phase, or a backend without gradients.
@@ -101,8 +177,8 @@ def settings_of(report: Report, stack: str) -> Settings:
     evidence = header(report, f"{stack} settings") + _evidence(choice, stack)
     step = found.get(OPTIMIZER_STEP)
     if step and step.config:
-        return Settings(config, step.config, evidence + _evidence(step, stack))
-    return Settings(config, CompileConfig("eager", optimizer=config.optimizer), evidence)
+        return config, step.config, evidence + _evidence(step, stack)
+    return config, CompileConfig("eager", optimizer=config.optimizer), evidence
 
 
 def _evidence(choice: Choice, stack: str) -> str:

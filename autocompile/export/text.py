@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,36 +32,21 @@ def quoted(text: str) -> str:
     return plain if '"' in plain or "\\'" in plain else f'"{plain[1:-1]}"'
 
 
-def literal(value: Any, indent: str | None = None) -> str:
-    """A JSON value as a Python expression.
-
-    ``indent``: of its first line, to write one entry per line; None for a single line.
-    """
+def literal(value: Any) -> str:
+    """A JSON value as a Python expression."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({quoted(repr(value))})"
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
-    deeper = None if indent is None else indent + "    "
     if isinstance(value, Mapping):
-        items = [f"{quoted(str(k))}: {literal(v, deeper)}" for k, v in value.items()]
-        opening, closing = "{}"
-    elif isinstance(value, Sequence):
-        items = [literal(v, deeper) for v in value]
-        opening, closing = "[]"
-    else:
-        raise ExportError(f"a setting cannot hold a {type(value).__name__}")
-    if indent is None or not items:
-        return opening + ", ".join(items) + closing
-    return opening + "\n" + "".join(f"{deeper}{item},\n" for item in items) + indent + closing
+        return f"{{{', '.join(f'{quoted(str(k))}: {literal(v)}' for k, v in value.items())}}}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(literal, value))}]"
+    raise ExportError(f"a setting cannot hold a {type(value).__name__}")
 
 
 def program(*blocks: str) -> str:
-    """Blocks of code as one file, with a formatter's blank lines."""
-    text = last = ""
-    for block in filter(None, (block.strip("\n") for block in blocks)):
-        wide = any(re.search(r"^def ", part, re.MULTILINE) for part in (last, block))
-        text += ("\n\n\n" if wide else "\n\n") * bool(text) + block
-        last = block
-    return text + "\n"
+    """Blocks of code as one file, an empty line between two."""
+    return "\n\n".join(filter(None, (block.strip("\n") for block in blocks))) + "\n"

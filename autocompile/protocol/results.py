@@ -84,7 +84,7 @@ class SaveResult(TaskResult):
     """What compiled code was saved, and in words what was not."""
 
     left_out: list[str] = field(default_factory=list)
-    saved: Mapping[str, int] = field(default_factory=dict)
+    graphs: int = 0
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from autocompile.settings.phases import (
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["InTraining", "apply", "demand_fit", "demand_this_interpreter"]
+__all__ = ["InTraining", "apply", "demand_this_interpreter"]
 
 Used = TypeVar("Used", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ def apply(
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
-    demand_fit(model, name, config, optimizer)
+    _demand_fit(model, name, config, optimizer)
     for d, value in config.changed("model") if config.scope == "step" else ():
         line = d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"
         warnings.warn(f"before the first step: {line}", stacklevel=2)
@@ -87,7 +87,7 @@ def apply(
     return apply_config(model, name, config, optimizers, steps.config if steps else None)
 
 
-def demand_fit(
+def _demand_fit(
     model: Any, phase: str, config: CompileConfig, optimizer: torch.optim.Optimizer | None
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
@@ -164,11 +164,6 @@ class InTraining:
 
 
 def _chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
-    """The choice for a phase.
-
-    Raises:
-        UsageError: there is none, or it needs another interpreter.
-    """
     found = tuned.at(phase, batch_size)
     if found is None:
         raise UsageError(f"no settings for {phase} (choose from: {', '.join(tuned.phases)})")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -21,10 +21,7 @@ __all__ = [
     "process_of",
     "process_state",
     "set_process",
-    "within",
 ]
-
-Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def _lay_out(model: torch.nn.Module, value: str) -> None:
@@ -82,43 +79,44 @@ def set_process(values: Mapping[str, Any]) -> None:
         PROCESS[name][1](value)
 
 
-class _Scopes:
-    """Who wants which values of the process at this moment.
+class _Places:
+    """Who wants which values of the process at this moment, the last one first.
 
-    The last one has what it wants; what the process had is put back when none is left, in whatever
-    order they end: those of a backward pass end in the order of their beginning. torch has a number
-    of threads for each thread.
+    What the process had is put back when none is left, in whatever order they end: those of a
+    backward pass end in the order of their beginning.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wanted: dict[tuple[str, int], list[tuple[object, Any]]] = {}
-        self._usual: dict[tuple[str, int], Any] = {}
+        self._wanted: dict[tuple[str, int], list[list[Any]]] = {}
 
     def begin(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        """Returns what ends it, once."""
-        token = object()
-        places = {(n, threading.get_ident() if n == "threads" else 0): v for n, v in values.items()}
+        """Set values; returns what ends it, once."""
+        begun = []
         with self._lock:
-            for place, value in places.items():
+            for name, value in values.items():
+                # torch has a number of threads for each thread.
+                place = name, threading.get_ident() if name == "threads" else 0
                 wanted = self._wanted.setdefault(place, [])
                 if not wanted:
-                    self._usual[place] = PROCESS[place[0]][0]()
-                wanted.append((token, value))
-                _change(place[0], value)
-        return functools.partial(self._end, token, tuple(places))
+                    wanted.append([PROCESS[name][0]()])  # what the process had
+                own = [value]
+                wanted.append(own)
+                begun.append((name, wanted, own))
+                _change(name, value)
+        return functools.partial(self._end, begun)
 
-    def _end(self, token: object, places: Iterable[tuple[str, int]]) -> None:
+    def _end(self, begun: list[tuple[str, list[list[Any]], list[Any]]]) -> None:
         with self._lock:
-            for place in places:
-                wanted = self._wanted.get(place, [])
-                left = [each for each in wanted if each[0] is not token]
-                if len(left) < len(wanted):
-                    self._wanted[place] = left
-                    _change(place[0], left[-1][1] if left else self._usual[place])
+            while begun:
+                name, wanted, own = begun.pop()
+                wanted[:] = [each for each in wanted if each is not own]
+                _change(name, wanted[-1][0])
+                if len(wanted) == 1:
+                    wanted.clear()
 
 
-_SCOPES = _Scopes()
+_PLACES = _Places()
 
 
 def _change(name: str, value: Any) -> None:
@@ -130,22 +128,11 @@ def _change(name: str, value: Any) -> None:
 @contextlib.contextmanager
 def process_of(values: Mapping[str, Any]) -> Iterator[None]:
     """Set these for the process inside the context, and restore what it had."""
-    end = _SCOPES.begin(values)
+    end = _PLACES.begin(values)
     try:
         yield
     finally:
         end()
-
-
-def within(function: Called, values: Mapping[str, Any]) -> Called:
-    """A function that sets these for the process while it runs; the same if there are none."""
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with process_of(values):
-            return function(*args, **kwargs)
-
-    return cast(Called, called) if values else function
 
 
 def backward_within(result: Any, values: Mapping[str, Any], given: Any) -> None:
@@ -164,7 +151,7 @@ def backward_within(result: Any, values: Mapping[str, Any], given: Any) -> None:
 
     def begin(_: torch.Tensor) -> None:
         if not open_ones:
-            open_ones.append(_SCOPES.begin(values))
+            open_ones.append(_PLACES.begin(values))
             cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
     def leave(gradient: torch.Tensor) -> None:

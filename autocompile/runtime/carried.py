@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import io
 import re
 import sys
@@ -43,8 +42,6 @@ def carry(
     name. The model is not changed; one on a GPU is loaded on the CPU. In ``folder`` each model gets
     a folder, named by its content. Returns the file.
     """
-    if callable(inputs):
-        _demand_batch_size(inputs)
     parts = {"inputs": inputs, "optimizer": optimizer, "loss": loss}
     others = _pickled({name: part for name, part in parts.items() if part is not None})
     data = _pickled({"model": model})
@@ -57,18 +54,6 @@ def carry(
     write_bytes(file.with_suffix(".others.pt"), others)
     write_text(file, _FILE.format(path=[str(Path(p).resolve()) for p in sys.path]))
     return file
-
-
-def _demand_batch_size(inputs: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(inputs).bind(1)
-    except TypeError as error:
-        raise TargetError(
-            f"inputs cannot be called with a batch size: {error}",
-            hint="inputs=lambda batch_size: torch.randn(batch_size, 3, 32, 32)",
-        ) from None
-    except ValueError:  # a builtin without a signature: the first trial tells
-        pass
 
 
 def _pickled(parts: dict[str, Any]) -> bytes:

@@ -36,38 +36,11 @@ def register_backend_of(name: str) -> None:
 
 
 def compile_function(
-    function: Callable[..., Any],
-    config: CompileConfig,
-    model: torch.nn.Module | None = None,
-    kind: str = "cpu",
+    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None = None
 ) -> Callable[..., Any]:
-    """Compile a phase's function. Eager mode gives the function itself, a module gives a module.
-
-    ``model`` is the module that the function calls, needed for regions and frozen weights; ``kind``
-    the device type for ``autocast`` without a model or parameters.
-    """
-    compiled = function if config.is_eager else _compiled(function, config, model)
-    if config.autocast == "none":
-        return compiled
-    module: Any = compiled if isinstance(compiled, torch.nn.Module) else None
-    call = compiled if module is None else module.forward
-    dtype = getattr(torch, config.autocast)
-
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        # The model's device at the time of the call.
-        first = next(model.parameters(), None) if model is not None else None
-        with torch.autocast(kind if first is None else first.device.type, dtype=dtype):
-            return call(*args, **kwargs)
-
-    if module is None:
-        return lower
-    module.forward = lower
-    return compiled
-
-
-def _compiled(
-    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None
-) -> Callable[..., Any]:
+    """Compile a function; ``model``, which it calls, is needed for regions and frozen weights."""
+    if config.is_eager:
+        return function
     register_backend_of(config.backend)
     kwargs = config.compile_kwargs()
     if config.guards != "all":

@@ -12,8 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from autocompile.errors import UsageError
-from autocompile.runtime import warm_start
-from autocompile.runtime.applying import backward_within, prepare_model, process_of, within
+from autocompile.runtime.applying import backward_within, prepare_model, process_of
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
@@ -52,6 +51,7 @@ class Compiled:
         grad: if False, runs under ``no_grad``: RLModules disable gradients only inside the method,
             but Dynamo calls the backend in the caller's grad mode.
         or_eager: if the compiled function fails and the original does not, use the original.
+        device: the type of device for autocast, where no model has parameters.
 
     Attributes:
         calls: number of calls.
@@ -67,11 +67,11 @@ class Compiled:
         model: torch.nn.Module | None = None,
         grad: bool = True,
         or_eager: bool = False,
+        device: str = "cpu",
     ) -> None:
-        self.function = function
+        self.function, self.config, self.failed = function, config, ""
         self.calls = self.graphs = self.later_graphs = 0
-        self.failed = ""
-        self.config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
+        self._model, self._grad, self._or_eager, self._device = model, grad, or_eager, device
         self._compiled: Callable[..., Any] | None = None
         self._process = config.process
         self._lock = threading.RLock()
@@ -99,17 +99,30 @@ class Compiled:
             return result
 
     def _tried(self, *args: Any, **kwargs: Any) -> Any:
+        if self.failed:
+            return self.function(*args, **kwargs)
         try:
-            call = self._compiled or self._first
-            return call(*args, **kwargs)
+            with self._numbers():
+                return (self._compiled or self._first)(*args, **kwargs)
         except Exception as error:
-            if not self._or_eager or self.failed:
+            if not self._or_eager:
                 raise
             result = self.function(*args, **kwargs)  # raises again if the caller is at fault
             first = str(error).strip().partition("\n")[0]
             self.failed = f"{type(error).__name__}: {first}"
-            self._compiled = self.function
             return result
+
+    def _numbers(self) -> contextlib.AbstractContextManager[Any]:
+        grad = contextlib.nullcontext() if self._grad else torch.no_grad()
+        if self.config.autocast == "none":
+            return grad
+        # The model's device at the time of the call.
+        first = next(self._model.parameters(), None) if self._model is not None else None
+        kind = self._device if first is None else first.device.type
+        stack = contextlib.ExitStack()
+        stack.enter_context(grad)
+        stack.enter_context(torch.autocast(kind, dtype=getattr(torch, self.config.autocast)))
+        return stack
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         # As Module.compile does: Dynamo then begins at the user's own forward(), whose globals it
@@ -120,9 +133,7 @@ class Compiled:
             is_users = not home.startswith("torch.nn.")
         own = self.function if is_users else with_own_code(self.function, "tuned")
         compiled = compile_function(own, self.config, self._model)
-        compiled = compiled if self._grad else torch.no_grad()(compiled)
-        with warm_start.as_saved():
-            result = compiled(*args, **kwargs)
+        result = compiled(*args, **kwargs)
         self._compiled = compiled
         return result
 
@@ -142,11 +153,7 @@ class CompiledMethod(Compiled):
         function = getattr(type(module), name).__get__(module)
         super().__init__(function, config, module, grad, or_eager)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledMethod:
-        module, *rest = self._made_of
-        return CompiledMethod(memo.get(id(module), module), *rest)
-
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # also copies
         return (CompiledMethod, self._made_of)
 
 
@@ -176,11 +183,10 @@ def apply_config(
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
     if not isinstance(model, torch.nn.Module):
-        device = next((_device_of(optimizer) for optimizer in optimizers), "cpu")
-        applied: Any = model
-        if config.scope == "step":
-            applied = compile_function(model, config, kind=device)
-        return within(applied, config.process)  # type: ignore[no-any-return]
+        weights = [p for optimizer in optimizers for p in optimizer.param_groups[0]["params"]]
+        device = weights[0].device.type if weights else "cpu"
+        applied: Any = model if _is_untouched(config) else Compiled(model, config, device=device)
+        return applied  # type: ignore[no-any-return]
     if phase == OPTIMIZER_STEP:
         prepare_model(model, config)
         return model
@@ -189,10 +195,6 @@ def apply_config(
         phase = FORWARD_TRAIN if is_rl else FORWARD if phase == TRAIN_STEP else phase
     apply_to_phase(model, phase, config)
     return model
-
-
-def _device_of(optimizer: torch.optim.Optimizer) -> str:
-    return str(optimizer.param_groups[0]["params"][0].device.type)
 
 
 def apply_to_phase(

@@ -1,19 +1,20 @@
 """Regional compilation: compiles the repeated blocks of a model, with one artifact for all.
 
-A model of 24 equal layers compiles in the time of one. It may run slower, since nothing is fused
-across blocks. See torch's recipe "Reducing torch.compile cold start compilation time with regional
-compilation".
+Not by ``torch.compiler.nested_compile_region``, which keeps the speed of the whole and takes twice
+as long to compile: studies/exports/REGIONAL.md.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
 import torch
+
+from autocompile.runtime.graphs import with_own_code
 
 __all__ = ["Regions", "regions_of"]
 
@@ -42,30 +43,18 @@ class Regions:
         ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips
         their functions unless another function calls them.
         """
-        codes: dict[Any, CodeType] = {}  # by structure of block
+        codes: dict[Any, CodeType] = {}  # blocks of one structure share it, and so their graphs
         for block in self.blocks:
             # Copy the options: torch.compile removes entries from the dictionary.
             own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
             if str(type(block).forward.__module__).startswith("torch.nn."):
+                # Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
+                call: Any = with_own_code(block._call_impl, next(_names))
+                call.__code__ = codes.setdefault(_signature(block), call.__code__)
                 # The attribute of Module.compile, which is not copied or saved.
-                block._compiled_call_impl = torch.compile(_calling(block, codes), **own)
+                block._compiled_call_impl = torch.compile(call, **own)
             else:  # not block.compile: a subclass may define another method of this name
                 torch.nn.Module.compile(block, **own)
-
-
-def _calling(block: torch.nn.Module, codes: dict[Any, CodeType]) -> Callable[..., Any]:
-    """A function that calls the block, with one code object for blocks of the same structure.
-
-    Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
-    """
-    call: Callable[..., Any] = block._call_impl
-
-    def called(*args: Any, **given: Any) -> Any:
-        return call(*args, **given)
-
-    own = called.__code__.replace(co_name=next(_names))
-    called.__code__ = codes.setdefault(_signature(block), own)
-    return called
 
 
 def regions_of(model: torch.nn.Module) -> Regions:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autocompile.execute.exclusive import held
 from conftest import _alive_with, assert_nothing_left
 
 import autocompile
 from autocompile.cluster import executor
 from autocompile.commands.cluster import tune_all
+from autocompile.execute.exclusive import held
 from autocompile.store.record import Record, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

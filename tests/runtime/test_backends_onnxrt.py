@@ -7,19 +7,14 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch.fx import traceback as fx_traceback
 
-from autocompile.runtime.backends import onnxrt
-from autocompile.runtime.backends.onnx import graph as onnx_graph
-from autocompile.runtime.backends.onnx import model as onnx_model
-from autocompile.runtime.backends.onnx import session as onnx_session
+from autocompile.runtime.backends import onnx, onnxrt
 
 pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 
@@ -28,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many weights are constants of each session that is built."""
     found: list[int] = []
-    build = onnx_session.Session._build
+    build = onnx.Session._build
 
     def noted(self: Any, args: Any) -> None:
         found.append(len(self._baked))
         build(self, args)
 
-    monkeypatch.setattr(onnx_session.Session, "_build", noted)
+    monkeypatch.setattr(onnx.Session, "_build", noted)
     return found
 
 
@@ -109,7 +104,7 @@ def test_a_session_goes_when_the_next_comes_and_stays_stale_while_none_can_be_ma
 
     def watched(*args: Any) -> Any:
         if broken:
-            raise onnx_model.Unsupported("no memory for a session")
+            raise onnx.Unsupported("no memory for a session")
         new = session(*args)
         made.append(weakref.ref(new))
         return new
@@ -123,7 +118,7 @@ def test_a_session_goes_when_the_next_comes_and_stays_stale_while_none_can_be_ma
     assert [ref() is None for ref in made] == [True, True, False]
     broken = True
     for _ in range(2):
-        with pytest.raises(onnx_model.Unsupported, match="no memory"):
+        with pytest.raises(onnx.Unsupported, match="no memory"):
             compiled(x)
     broken = False
     agree(model, compiled, x)
@@ -154,7 +149,7 @@ def test_a_model_whose_outputs_are_others_than_torch_gives_is_refused(
 def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last(
     builds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_graph, "_MOST_SESSIONS", 3)
+    monkeypatch.setattr(onnx, "_MOST_SESSIONS", 3)
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x.flatten(1).sum(1)
@@ -205,21 +200,3 @@ def test_attention_without_dropout_draws_nothing() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="onnxrt leaves")
         agree(attends, compiled_by(attends), torch.randn(2, 4, 8, 16))
-
-
-def test_what_another_thread_calls_leaves_no_marks_while_one_exports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Compiled code is wrapped so; torch takes every thread for exporting when one is."""
-    seen = {}
-
-    def look(name: str) -> None:
-        seen[name] = "custom" in fx_traceback.current_meta
-
-    wrapped = torch._dynamo.disable(look)
-    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
-    with onnx_model._exporting(), ThreadPoolExecutor(1) as pool:
-        pool.submit(wrapped, "another").result()
-        wrapped("exporting")
-    wrapped("afterwards")
-    assert seen == {"another": False, "exporting": True, "afterwards": True}

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from autocompile.runtime.backends.onnx.model import Unsupported
+from autocompile.runtime.backends.onnx import Unsupported
 from autocompile.runtime.backends.openvino_onnx import OvSession
 
 pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")

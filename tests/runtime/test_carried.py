@@ -129,7 +129,6 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "more", "error", "words"),
     [
-        ((LINEAR, lambda: ONES), {}, TargetError, "cannot be called with a batch size"),
         ((LINEAR,), {}, TargetError, "a Linear alone is no target"),
         (("model.py",), {"optimizer": torch.optim.SGD}, UsageError, "about a live model"),
         (("model.py", ONES), {}, UsageError, "about a live model"),

@@ -133,7 +133,7 @@ def test_other_threads_than_those_of_the_setting_are_told(built: Built) -> None:
     usual = torch.get_num_threads()
     config = ppo().callbacks(on_episode_step=lambda **_: torch.set_num_threads(usual))
     more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
-    with pytest.raises(NotInEffect, match=f"{usual} threads, and not {usual + 1}"):
+    with pytest.raises(NotInEffect, match=f"threads {usual}, and not {usual + 1}"):
         built(tuned(config, more)).train()
 
 

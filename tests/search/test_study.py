@@ -512,7 +512,7 @@ def test_blocks_that_win_are_compiled_by_the_lines_of_the_export(target: Path) -
     executor = FakeExecutor(regional, target_with(regions={"forward": "2 Linear"}))
     space = dataclasses.replace(SPACE, modes=("default",), scope=("model", "regional"))
     result = tuned(target, executor, space=space, effort="quick")
-    assert "regions_of(model).compile()" in result.export("python")
+    assert 'autocompile.apply(model, "tuned.json", "forward"' in result.export("python")
 
 
 # Limits, caches and the disk ---------------------------------------------------------------------

@@ -169,7 +169,7 @@ from typer.testing import CliRunner
 import autocompile
 from autocompile.cli.commands import app
 from autocompile.cli.space import asked
-from autocompile.export.lines import uses_apply
+from autocompile.export.python import uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
 from autocompile.protocol.results import ProbeResult

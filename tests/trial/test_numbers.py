@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from in_process import Try
 
 from autocompile.cli.space import asked
 from autocompile.errors import UsageError
-from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.inplace import apply_config
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
@@ -122,5 +122,6 @@ def test_a_module_and_a_function_are_compiled_under_autocast() -> None:
         assert model(torch.ones(2, 4)).dtype is torch.bfloat16
     apply_config(model, "forward", EAGER)
     assert model(torch.ones(2, 4)).dtype is torch.float32
-    step = compile_function(lambda: model(torch.ones(2, 4)).dtype, config.numbers, kind="cpu")
+    whole = dataclasses.replace(config.numbers, scope="step")
+    step = apply_config(lambda: model(torch.ones(2, 4)).dtype, "train_step", whole)
     assert step() is torch.bfloat16

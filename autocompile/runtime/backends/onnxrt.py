@@ -1,7 +1,7 @@
 """The Dynamo backend ``onnxrt``: runs forward passes in ONNX Runtime.
 
 torch had such a backend until 2.8. This one exports each graph with
-``torch.onnx.export(dynamo=True)``. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
+``torch.onnx.export(dynamo=True)``. Options: see :mod:`autocompile.runtime.backends.onnx`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx.graph import compile_graph
-from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported
-from autocompile.runtime.backends.onnx.session import Session
+from autocompile.runtime.backends.onnx import (
+    Args,
+    Exported,
+    Session,
+    Unsupported,
+    compile_graph,
+)
 
 __all__ = ["onnxrt"]
 

@@ -3,39 +3,38 @@
 OpenVINO's own backend ``openvino`` (2026.4) computes in bfloat16 on CPUs that support it and
 returns memory that its next call overwrites. This one exports each graph to ONNX, like ``onnxrt``.
 CPUs only. OpenVINO computes 64-bit integers in 32 bits there; graphs that might need more are
-refused. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
+refused. Options: see :mod:`autocompile.runtime.backends.onnx`.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from autocompile.runtime.backends.onnx.graph import compile_graph
-from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported
-from autocompile.runtime.backends.onnx.session import Session
+from autocompile.runtime.backends.onnx import (
+    Args,
+    Exported,
+    Session,
+    Unsupported,
+    compile_graph,
+)
 
 __all__ = ["openvino_onnx"]
 
 _TAKEN = (torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
-_INT64 = 7  # onnx.TensorProto.INT64
-_LIMIT = 2**31 - 1
-# Magnitudes by source type of a cast: int8, int16, int32, uint8, uint16, bool.
-_LARGEST = {3: 2**7, 5: 2**15, 6: _LIMIT, 2: 2**8, 4: 2**16, 9: 1}
-# Operators that move values unchanged: how many of their inputs are values (None: all).
+_INT64, _BOOL = 7, 9  # of onnx.TensorProto
+_SMALL = 2**15  # products of two such constants fit
+_FIRST, _ALL, _UPDATES = slice(1), slice(None), slice(0, 3, 2)
+# Operators that move values unchanged: which of their inputs are values.
 _MOVES = {
-    "Concat": None, "Expand": 1, "Flatten": 1, "Identity": 1, "Reshape": 1, "Slice": 1, "Split": 1,
-    "Squeeze": 1, "Tile": 1, "Transpose": 1, "Unsqueeze": 1, "Where": None,
+    "Concat": _ALL, "Expand": _FIRST, "Flatten": _FIRST, "Gather": _FIRST, "GatherElements": _FIRST,
+    "GatherND": _FIRST, "Identity": _FIRST, "Reshape": _FIRST, "ScatterElements": _UPDATES,
+    "ScatterND": _UPDATES, "Slice": _FIRST, "Split": _FIRST, "Squeeze": _FIRST, "Tile": _FIRST,
+    "Transpose": _FIRST, "Unsqueeze": _FIRST, "Where": _ALL,
 }  # fmt: skip
-_INDEXES = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
-_SHRINKS = ("Abs", "Clip", "Div", "Max", "Min", "Mod", "Neg", "Pad", "ReduceMax", "ReduceMin")
-_SUMS = ("CumSum", "ReduceSum")
-_POSITIONS = ("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK")
 
 
 @functools.cache
@@ -92,87 +91,36 @@ class OvSession(Session):
 def _demand_small_integers(model: Any) -> None:
     """Refuse a model (``onnx.ModelProto``) that may compute or return an integer above 32 bits.
 
-    Propagates the largest possible magnitude of each integer through the model; inputs are
-    unbounded. Indices are not checked, since an out-of-range index is an error in torch too.
+    Integers of inputs and casts and large constants may be. They may be moved, and be indices (out
+    of range they are errors in torch too); any other operator on them is refused.
     """
-    import onnx
-
     graph = model.graph
-    types = {
-        value.name: value.type.tensor_type
+    kinds = {
+        value.name: value.type.tensor_type.elem_type
         for value in (*graph.input, *graph.value_info, *graph.output)
     }
-    largest = {value.name: _magnitude(value) for value in graph.initializer}
-    largest |= {v.name: math.inf for v in graph.input if types[v.name].elem_type == _INT64}
+    large = {value.name for value in graph.input if kinds[value.name] == _INT64}
+    large |= {value.name for value in graph.initializer if _is_large(value)}
     for node in graph.node:
-        if node.op_type == "Constant":
-            value = onnx.helper.get_node_attr_value(node, node.attribute[0].name)
-            made = _magnitude(value)
-        else:
-            made = _through(node, largest, types)
-        each = dict.fromkeys(node.output, made)
-        if node.op_type == "TopK":  # output 0 holds values, output 1 positions
-            each[node.output[0]] = largest.get(node.input[0], math.inf)
-        largest |= {name: most for name, most in each.items() if _is_wide(name, types)}
-    for value in graph.output:
-        if _is_wide(value.name, types) and largest.get(value.name, math.inf) > _LIMIT:
-            raise Unsupported("an output has 64-bit integers, which OpenVINO cuts to 32 bits")
+        kind = node.op_type
+        is_large = any(name in large for name in node.input[_MOVES.get(kind, _ALL)])
+        if is_large and kind not in _MOVES:
+            raise Unsupported(f"OpenVINO computes {kind} of 64-bit integers in 32 bits")
+        is_large |= kind == "Constant" and any(map(_is_large, (a.t for a in node.attribute)))
+        is_large |= kind == "Cast" and kinds.get(node.input[0]) != _BOOL
+        if is_large:
+            large |= {name for name in node.output if kinds.get(name, _INT64) == _INT64}
+    if any(value.name in large for value in graph.output):
+        raise Unsupported("an output has 64-bit integers, which OpenVINO cuts to 32 bits")
 
 
-def _is_wide(name: str, types: dict[str, Any]) -> bool:
-    """Whether a value has 64 bits, or an unknown type."""
-    return name not in types or types[name].elem_type == _INT64
-
-
-def _through(node: Any, largest: dict[str, float], types: dict[str, Any]) -> float:
-    """The largest magnitude of an operator's results; raises Unsupported if it may overflow."""
-    operator = node.op_type
-    values = list(node.input)
-    if operator in _MOVES:
-        values = values[: _MOVES[operator]]
-    elif operator in _INDEXES:
-        del values[1]
-    known = [largest[name] for name in values if name in largest]
-    most = max(known, default=math.inf)
-    if operator in _MOVES or (operator in _INDEXES and not _accumulates(node)):
-        return most
-    told = types.get(node.input[0]) if node.input else None
-    count = math.prod(d.dim_value or math.inf for d in told.shape.dim) if told else math.inf
-    if operator in _SHRINKS:
-        made = most
-    elif operator in ("Add", "Sub", "Sum"):
-        made = sum(known)
-    elif operator == "Mul":
-        made = math.prod(known)
-    elif operator in _SUMS:
-        made = largest.get(node.input[0], math.inf) * count
-    elif operator in _POSITIONS:
-        made = count
-    elif operator == "Cast" and not known and told is not None:
-        made = _LARGEST.get(told.elem_type, math.inf)
-    else:
-        made = math.inf
-    grows = made > _LIMIT and any(_is_wide(name, types) for name in node.output)
-    if known and (most > _LIMIT or grows):
-        raise Unsupported(f"OpenVINO computes {operator} of 64-bit integers in 32 bits")
-    return made
-
-
-def _accumulates(node: Any) -> bool:
-    """Whether a scatter adds or multiplies values at the same index."""
-    return any(a.name == "reduction" and a.s in (b"add", b"mul") for a in node.attribute)
-
-
-def _magnitude(value: Any) -> float:
-    """The largest of a constant's 64-bit integers; 0 if it has none."""
+def _is_large(constant: Any) -> bool:
     import onnx
 
-    if isinstance(value, onnx.TensorProto):
-        value = onnx.numpy_helper.to_array(value) if value.data_type == _INT64 else ()
-    array = np.asarray(value)
-    if array.dtype.kind != "i" or not array.size:
-        return 0.0
-    return float(max(abs(int(array.min())), abs(int(array.max()))))
+    if constant.data_type != _INT64:
+        return False
+    values = onnx.numpy_helper.to_array(constant)
+    return bool(values.size) and max(int(values.max()), -int(values.min())) > _SMALL
 
 
 openvino_onnx = functools.partial(compile_graph, OvSession)

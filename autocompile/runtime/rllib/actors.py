@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -22,7 +24,7 @@ from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_p
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.observations import connectors_of
-from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
+from autocompile.runtime.rllib.warm_up import warm_up
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_INFERENCE,
@@ -32,9 +34,19 @@ from autocompile.settings.phases import (
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner", "demand_any_usable", "usable_on"]
+__all__ = ["TunedLearner", "TunedRunner", "demand_usable"]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
+
+
+def demand_usable(entry: Tuned) -> None:
+    """Raise a UsageError if settings are not for RLlib, or for another interpreter."""
+    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
+    if not used:
+        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
+    for phase in used:
+        for choice in entry.phases[phase]:
+            demand_this_interpreter(entry, phase, choice)
 
 
 class _Tuned(_Actor):  # type: ignore[misc]
@@ -47,7 +59,9 @@ class _Tuned(_Actor):  # type: ignore[misc]
     @functools.cached_property
     def tuned(self) -> Tuned:
         """The settings that fit this process's device."""
-        return usable_on(self._device, self.tuned_set)
+        found = self.tuned_set.fitting(describe(self._device))
+        demand_usable(found)
+        return found
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         warm_start.load(self.tuned, self._device)
@@ -83,48 +97,17 @@ class _Tuned(_Actor):  # type: ignore[misc]
                     problems.append(f"{key}: {label} failed: {compiled.failed}")
                 elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
                     problems.append(f"{key}: {label} has captured no graph")
-            if not (ran := self.ran.get(key.rpartition(".")[2])):
-                continue
-            told[key]["threads"] = ran["threads"]
-            wanted = choice.config.process
-            if (threads := wanted.pop("threads", ran["threads"])) != ran["threads"]:
-                problems.append(f"{key}: {ran['threads']} threads, and not {threads}")
-            others = (name for name, value in wanted.items() if ran[name] != value)
-            problems += [f"{key}: another {name} than {wanted[name]}" for name in others]
+            if ran := self.ran.get(key.rpartition(".")[2]):
+                told[key]["threads"] = ran["threads"]
+                for name, value in choice.config.process.items():
+                    if ran[name] != value:
+                        problems.append(f"{key}: {name} {ran[name]}, and not {value}")
         threads = {"threads": self.tuned.fingerprint.get("threads")}  # of an actor: as Ray has it
         return {
             "settings": told,
             "measured_elsewhere": self.tuned.differences(describe(self._device) | threads),
             "problems": problems,
         }
-
-
-def usable_on(device: torch.device, settings: TunedSet) -> Tuned:
-    """The settings that fit a device."""
-    return _demand_usable(settings.fitting(describe(device)))
-
-
-def demand_any_usable(settings: TunedSet) -> None:
-    """Raise the UsageError of the first entry if no process could use any, whatever its device."""
-    errors = []
-    for entry in settings.entries:
-        try:
-            _demand_usable(entry)
-        except UsageError as error:
-            errors.append(error)
-        else:
-            return
-    raise errors[0]
-
-
-def _demand_usable(entry: Tuned) -> Tuned:
-    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
-    if not used:
-        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
-    for phase in used:
-        for choice in entry.phases[phase]:
-            demand_this_interpreter(entry, phase, choice)
-    return entry
 
 
 class TunedRunner(_Tuned):
@@ -138,8 +121,10 @@ class TunedRunner(_Tuned):
         if self.module is None or self.env is None:  # it does not sample
             return
         phase = FORWARD_EXPLORATION if self.config.explore else FORWARD_INFERENCE
-        if self.worker_index:  # one of many on its machine
-            compile_in_one_thread()
+        if self.worker_index and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+            # One of many on its machine, of which each would start a compile worker for each core.
+            inductor: Any = importlib.import_module("torch._inductor.config")
+            inductor.compile_threads = 1
         choice = self.tuned.at(phase, self.num_envs)
         choice = choice or self.tuned.at(FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
@@ -152,7 +137,7 @@ class TunedRunner(_Tuned):
             if compiled is not None and not isinstance(self.module, MultiRLModule):
                 own = functools.partial(connectors_of, self.config, self.env)
                 with self.as_measured(phase, choice):
-                    warmed = warm_up(module, phase, self.num_envs, choice.config, own)
+                    warmed = warm_up(module, phase, self.num_envs, own)
                 self.active[phase][2].update(warmed)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0

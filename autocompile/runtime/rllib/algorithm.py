@@ -7,21 +7,27 @@ learner are extended: ray builds them in every process, and again after a restar
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
-import ray
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 
 from autocompile.errors import UsageError
-from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, demand_any_usable
-from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
+from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, demand_usable
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["NotInEffect", "default_runner", "tuned"]
+__all__ = ["NotInEffect", "Tell", "default_runner", "tuned"]
+
+_ANSWER_S = 30.0  # timeout for the answer of a runner or learner
+_AGAIN_S = 10.0  # minimum time between two queries
+
+
+class NotInEffect(RuntimeError):
+    """A requested setting is not in effect."""
 
 
 def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
@@ -47,7 +53,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
     found = TunedSet.read(settings)
-    demand_any_usable(found)
+    _demand_any_usable(found)
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
@@ -57,32 +63,29 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
     config.env_runners(env_runner_cls=_extended(TunedRunner, runner, found))
-    # ray 2.50 and 2.60 set this by different methods, and each warns of the other's.
+    # Ray's versions set this by different methods, and each warns of the other's.
     config._learner_class = _extended(TunedLearner, config.learner_class, found)
-    _warn_of_own_flags(config)
+    if config.torch_compile_worker or config.torch_compile_learner:
+        warnings.warn(
+            "ray's torch_compile_worker and torch_compile_learner are turned off: the tuned "
+            "settings replace them",
+            stacklevel=2,
+        )
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
 
 
-def _warn_of_own_flags(config: Any) -> None:
-    """Warn that ray's own compile fields are turned off, and what they would do."""
-    said = []
-    if config.torch_compile_worker:
-        said.append(
-            f"torch_compile_worker does nothing: no env runner of ray {ray.__version__} reads it"
-        )
-    if config.torch_compile_learner:
-        if config.torch_compile_learner_what_to_compile == "complete_update":
-            what = "compile the tuned parts a second time, and reset Dynamo"
-        else:
-            what = "compile nothing: ray passes over the modules of a learner"
-        said.append(f"torch_compile_learner would {what}")
-    if said:
-        warnings.warn(
-            f"{'; '.join(said)}. It is turned off: the tuned settings replace it", stacklevel=3
-        )
+def _demand_any_usable(settings: TunedSet) -> None:
+    """Raise the UsageError of the first entry if no process could use any, whatever its device."""
+    errors = []
+    for entry in settings.entries:
+        try:
+            return demand_usable(entry)
+        except UsageError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def default_runner(config: Any) -> type:
@@ -98,3 +101,64 @@ def _extended(mixin: type, base: type, settings: TunedSet) -> type:
     base = vars(base).get("untuned", base)
     own = {"tuned_set": settings, "untuned": base, "__module__": __name__}
     return type(f"Tuned{base.__name__}", (mixin, base), own)
+
+
+class Tell:
+    """An ``on_train_result`` callback that adds the active settings to each result.
+
+    In an asynchronous algorithm a runner answers only between two samples, which takes time, so
+    runners are queried every ten seconds at most.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self._strict, self._asked_s = strict, 0.0
+        self._told: dict[str, list[dict[str, Any]]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tell, (self._strict,))
+
+    def __call__(self, *, algorithm: Any, result: dict[str, Any], **_: Any) -> None:
+        groups = {
+            "env_runners": algorithm.env_runner_group,
+            "eval_runners": algorithm.eval_env_runner_group,
+        }
+        groups = {name: group for name, group in groups.items() if group is not None}
+        if not self._told or time.monotonic() - self._asked_s > _AGAIN_S:
+            self._told = _ask(groups, algorithm.learner_group)
+            self._asked_s = time.monotonic()
+        result["autocompile"] = self._told
+        every = [one for part in self._told.values() for one in part]
+        problems = "; ".join(dict.fromkeys(p for one in every for p in one["problems"]))
+        if problems and self._strict:
+            hint = "tuned(config, settings, strict=False) goes on without it"
+            raise NotInEffect(f"{problems}. {hint}")
+        if problems:
+            warnings.warn(problems, stacklevel=2)
+
+
+def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
+    """The answers of the processes that are not too busy; it is a problem if there are none."""
+    told = {}
+    for name, group in groups.items():
+        found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
+        told[name] = [one for one in found if one]
+        # Counted afterwards: ray knows of a runner that has died since, and restarts it.
+        if not found and group.num_healthy_env_runners():
+            told[name] = [_silent(name)]
+    answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
+    told["learners"] = [answer.get() for answer in answers if answer.ok] or [_silent("learners")]
+    return told
+
+
+def _silent(name: str) -> dict[str, Any]:
+    return {"settings": {}, "problems": [f"none of the {name.replace('_', ' ')} answered"]}
+
+
+def _active_in_runner(runner: Any) -> dict[str, Any] | None:
+    if not hasattr(runner, "tell_active"):
+        return {"settings": {}, "problems": [f"a {type(runner).__name__} uses no settings"]}
+    return runner.tell_active() if runner.env is not None else None
+
+
+def _active_in_learner(learner: Any, **_: Any) -> dict[str, Any]:
+    return learner.tell_active()  # type: ignore[no-any-return]

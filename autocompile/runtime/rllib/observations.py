@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -185,10 +185,8 @@ def _generator() -> np.random.Generator:
 
 def _drawn(space: Any, generator: np.random.Generator) -> Any:
     """One observation as an environment returns it."""
-    if isinstance(space, spaces.Dict):
-        return {k: _drawn(s, generator) for k, s in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_drawn(s, generator) for s in space.spaces)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return _of_each(space, lambda own: _drawn(own, generator))
     if isinstance(space, spaces.Box):
         return _box(space, (), generator)
     own = copy.deepcopy(space)  # seeding must not change the user's
@@ -196,39 +194,34 @@ def _drawn(space: Any, generator: np.random.Generator) -> Any:
     return own.sample()
 
 
-def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
-    """Random observations of shape ``(*lead, *space.shape)``."""
+def _of_each(space: Any, draw: Callable[[Any], Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {k: _observations(s, lead, generator) for k, s in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_observations(s, lead, generator) for s in space.spaces)
+        return {name: draw(own) for name, own in space.spaces.items()}
+    return tuple(draw(own) for own in space.spaces)
+
+
+def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
+    """Random observations of shape ``(*lead, *space.shape)``, as RLlib's connectors make them."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return _of_each(space, lambda own: _observations(own, lead, generator))
     if isinstance(space, spaces.Box):
-        # RLlib's connectors convert float64 to float32.
         values = _box(space, lead, generator)
         return torch.as_tensor(values.astype(np.float32) if space.dtype == np.float64 else values)
-    if isinstance(space, spaces.Discrete):
-        # RLlib's connectors one-hot encode discrete observations.
+    if isinstance(space, spaces.Discrete):  # one-hot
         index = generator.integers(0, int(space.n), size=lead)
         return torch.nn.functional.one_hot(torch.as_tensor(index), int(space.n)).float()
     if isinstance(space, spaces.MultiBinary):
         return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
     raise TargetError(
-        f"cannot generate observations of a {type(space).__name__} space",
-        hint=_OWN_INPUTS,
+        f"cannot generate observations of a {type(space).__name__} space", hint=_OWN_INPUTS
     )
 
 
 def _box(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
-    low, high = _finite_bounds(space)
-    return generator.uniform(low, high, size=(*lead, *space.shape)).astype(space.dtype)
-
-
-def _finite_bounds(space: Any) -> tuple[Any, Any]:
-    """Bounds of a Box; an open side is 2 from the other bound, and -1 to 1 if both are open."""
+    """Values in the bounds; an open side is 2 from the other bound, both are -1 and 1."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     # Some spaces use the largest number of their dtype for "unbounded", and the range overflows.
-    limit = 1e30
-    open_low, open_high = low < -limit, high > limit
+    open_low, open_high = low < -1e30, high > 1e30
     bottom = np.where(open_low, np.where(open_high, -1.0, high - 2.0), low)
     top = np.where(open_high, np.where(open_low, 1.0, low + 2.0), high)
-    return bottom, top
+    return generator.uniform(bottom, top, size=(*lead, *space.shape)).astype(space.dtype)

@@ -31,13 +31,14 @@ _CALLS = 3  # an optimizer's first step makes its state, the next finds it
 
 
 def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
-    """Write the file; ``saved`` says what is in it, ``left_out`` what is not.
+    """Write the file; ``graphs`` counts what is in it, ``left_out`` what is not.
 
     Settings are applied as by ``autocompile.apply`` and ``autocompile.rllib``, since torch's key of
     a graph depends on it.
     """
     target = load(request, channel)
-    settings, usual, used = request.settings, torch.get_num_threads(), set()
+    settings, usual = request.settings, torch.get_num_threads()
+    warm_start.without_headers()
     channel.step(Step.COMPILE)
     todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
     # Other precisions last: torch does not undo them completely, and they are part of the key.
@@ -49,16 +50,11 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
         is_sampling = phases.phase_of(phase).role == "worker" and target.device.type == "cpu"
         # Ray gives RLlib's env runners one thread.
         for threads in [usual, 1] if is_sampling else [usual]:
-            with (
-                process_of({"threads": threads}),
-                warnings.catch_warnings(),
-                warm_start.no_headers(),
-            ):
+            with process_of({"threads": threads}), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that the settings are of another machine
-                used.add(threads)
                 _compile(target, settings, phase, choice, inputs)
                 telemetry.reset_dynamo(choice.config.backend)
-    result.saved = warm_start.save(Path(request.file), target.device, sorted(used))
+    result.graphs = warm_start.save(Path(request.file), target.device)
 
 
 def _why_not(phase: str, choice: Choice) -> str:
@@ -109,7 +105,7 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
     else:
         # As an env runner does it, to which a batch of made-up observations is given as well.
         own: Any = importlib.import_module("autocompile.runtime.rllib.warm_up")
-        warmed = own.warm_up(model, phase, choice.batch_size or 1, choice.config)
+        warmed = own.warm_up(model, phase, choice.batch_size or 1)
         if "not_warmed_up" in warmed:
             _repeat(lambda: getattr(model, phase)(inputs))
 

@@ -1,1 +1,0 @@
-"""Runs captured graphs as ONNX models."""
