@@ -22,6 +22,7 @@ from autocompile.report.markdown import to_markdown
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
