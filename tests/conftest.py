@@ -81,7 +81,7 @@ def _alive_with(text: str) -> list[int]:
             command = (entry / "cmdline").read_bytes()
             seen = (entry / "environ").read_bytes() + command
             is_ours = text.encode() in seen and OURS.encode() in seen and state != "Z"
-            forks = int(parent) == os.getpid() and b"process.fork_server" in command
+            forks = int(parent) == os.getpid() and b"trial.fork_server" in command
             if is_ours and not forks and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
