@@ -170,14 +170,19 @@ class RunFolder:
         self.in_algorithm = self.path / "in_algorithm.json"
         self._made: list[Path] = []
 
-    def create(self, is_new: bool = False) -> None:
+    def reserve(self) -> None:
         """Create the folder, writable only by its owner.
 
         Raises:
-            FileExistsError: it must be new and is there already, as another command's.
+            FileExistsError: it is there already, as another command's.
         """
         self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
-        make_folder(self.path, is_new)
+        make_folder(self.path, True)
+
+    def create(self) -> None:
+        """Create the folder, if it is not there, and that of its trials."""
+        self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
+        make_folder(self.path)
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:

@@ -77,7 +77,7 @@ def new_folder(spec: str) -> RunFolder:
     for number in itertools.count(max(numbers, default=0) + 1):
         folder = RunFolder(under / f"{name}-{number:04d}")
         with contextlib.suppress(FileExistsError):
-            folder.create(is_new=True)
+            folder.reserve()
             return folder
     raise AssertionError
 

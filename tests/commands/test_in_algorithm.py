@@ -18,6 +18,7 @@ from autocompile.estimate.intervals import over_sets
 from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned_set import TunedSet
+from autocompile.store.reading import plain
 
 pytest.importorskip("ray")
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -91,7 +92,7 @@ def test_both_sides_take_turns_and_one_uses_the_settings(monkeypatch: pytest.Mon
     (runner,) = found.active["env_runners"]
     assert runner["settings"]["forward_exploration"]["graphs"] == 1
     assert seen == {False: {usual}, True: {usual + 1}}  # the other side keeps the process's own
-    json.dumps(found.to_dict())  # it travels as JSON
+    json.dumps(plain(found))  # it travels as JSON
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")

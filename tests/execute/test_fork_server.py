@@ -252,7 +252,7 @@ def test_nothing_is_measured_beside_the_toolchain_that_is_made_meanwhile(
         while not ours.is_ready(Job(0, tmp_path, 60.0, python=python)):
             assert time.monotonic() < deadline
         ours.warm((), tmp_path / "toolchain")
-        while not executor._may_measure():
+        while not executor._is_quiet():
             assert time.monotonic() < deadline
             for key, _ in executor._selector.select(0.05):
                 key.data()

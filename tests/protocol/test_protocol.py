@@ -205,7 +205,7 @@ RECORD = Record(
 RESULTS = [
     RaceResult(outcome=Outcome.OK, sides=[RECORD]),
     ProbeResult(message="it raised", where="net.py:3   f()", during="get_inputs(4)"),
-    SaveResult(outcome=Outcome.OK, left_out=["why"], saved={"graphs": 1, "libraries": 2}),
+    SaveResult(outcome=Outcome.OK, left_out=["why"], graphs=1),
     AlgorithmResult(outcome=Outcome.OK, rounds=[{"tuned": {"train_s": 1.0}}], runners=2),
 ]
 
