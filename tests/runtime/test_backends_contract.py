@@ -248,6 +248,16 @@ def test_random_numbers_follow_the_seed(compiler: Compile) -> None:
         assert results[0].count_nonzero() > 0
 
 
+@without_variants
+def test_an_index_by_numbers_is_taken_and_one_by_a_mask_is_refused(compiler: Compile) -> None:
+    rows, columns = torch.arange(4)[:, None], torch.arange(3)[None]
+    x = torch.rand(4, 3, 8)
+    agree(by_numbers := lambda x: x.exp()[rows, columns], compiler(by_numbers), x)
+    by_mask = compiler(lambda x: x.exp()[x > 0.5])
+    with or_refused("returns depends on values"):
+        torch.testing.assert_close(by_mask(x), x.exp()[x > 0.5])
+
+
 class Counting(torch.nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 3)

@@ -144,6 +144,11 @@ def _demand_plain(what: str, tensors: Collection[torch.Tensor]) -> None:
         raise Unsupported(f"{what} is on another device than the others")
 
 
+def _has_unknown_size(value: Any) -> bool:
+    tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    return any(isinstance(size, torch.SymInt) for x in tensors for size in x.shape)
+
+
 def _demand_pure(program: torch.export.ExportedProgram) -> None:
     """Refuse programs that export without an error but compute something else."""
     signature = program.graph_signature
@@ -153,7 +158,8 @@ def _demand_pure(program: torch.export.ExportedProgram) -> None:
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags and not _never_drops(node):
             raise Unsupported(f"{node.target} draws random numbers")
-        if torch.Tag.dynamic_output_shape in tags:
+        # An index by numbers has this tag too; only one by a mask has a size that is not known.
+        if torch.Tag.dynamic_output_shape in tags and _has_unknown_size(node.meta["val"]):
             raise Unsupported(f"the shape of what {node.target} returns depends on values")
 
 
