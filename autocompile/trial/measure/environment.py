@@ -82,8 +82,8 @@ def _not_ours(name: str) -> str:
     known = _COMPILER_FNS.get(name)
     if known is not None and not known.__module__.startswith("autocompile."):
         return f"this torch has its own {name}, which differs from autocompile's"
-    found = entry_points(group="torch_dynamo_backends", name=name)
-    if any(entry.value.startswith("autocompile.") for entry in found):
+    entries = entry_points(group="torch_dynamo_backends", name=name)
+    if any(entry.value.startswith("autocompile.") for entry in entries):
         return ""
     return "autocompile, which has this backend, is not installed in this interpreter"
 

@@ -148,12 +148,12 @@ def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
 def loaded_code() -> dict[Path, str]:
     """File and text of the modules that Inductor has loaded in this process."""
     cache = sys.modules.get("torch._inductor.codecache")
-    found = {}
+    texts = {}
     for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
         file = Path(getattr(module, "__file__", None) or "").resolve()
         with contextlib.suppress(OSError):
-            found[file] = file.read_text("utf-8", "replace")
-    return found
+            texts[file] = file.read_text("utf-8", "replace")
+    return texts
 
 
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
@@ -165,9 +165,9 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     if not config.entry.by_inductor:
         return ""
     home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    # The fork server's own are elsewhere.
-    own = (text for file, text in loaded_code().items() if home in file.parents)
-    texts = [text.replace(str(home), "") for text in own]
+    # The fork server's own modules are elsewhere.
+    code = loaded_code().items()
+    texts = [text.replace(str(home), "") for file, text in code if home in file.parents]
     if not texts:
         return ""
     options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}

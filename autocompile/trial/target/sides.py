@@ -114,8 +114,8 @@ class Side:
                     tensor.copy_(value)
         self.forget()
         # Not booleans: Dynamo may have changed flags of the compiled side.
-        for own, kept in zip(self._dictionaries(), numbers, strict=False):
-            own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
+        for mine, kept in zip(self._dictionaries(), numbers, strict=False):
+            mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
 
     def _changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in the same order on both sides."""
@@ -131,13 +131,13 @@ class Side:
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
     buffers = list(model.buffers())
-    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
+    known = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
     values = (v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES)
     leaves = pytree.tree_leaves(
         [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
     )
     plain = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and _has_one(x)}
-    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in own]
+    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in known]
 
 
 def _has_one(x: torch.Tensor) -> bool:
@@ -177,8 +177,8 @@ def random_states() -> list[bytes]:
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
-    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
-    return [state.numpy().tobytes() for state in states] + list(own)
+    others = [random.getstate(), np.random.get_state()]
+    return [s.numpy().tobytes() for s in states] + [repr(state).encode() for state in others]
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
@@ -268,8 +268,8 @@ def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
     """The call that env runners and learners make; exploration gets the step count ``t``."""
     method = getattr(side.model, phase)
     beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
-    told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
-    if phase != FORWARD_EXPLORATION or not told:
+    takes_steps = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
+    if phase != FORWARD_EXPLORATION or not takes_steps:
         return lambda: method(dict(side.inputs))  # a module may take things out of its batch
     side.steps["t"] = _FIRST_STEP
 
@@ -308,9 +308,9 @@ def _compare_training(
     """Compare loss, gradients and buffers, and hold what a step changes."""
 
     def view(loss: Any) -> View:
-        found = {"gradients": _gradients(parameters)}
+        gradients = {"gradients": _gradients(parameters)}
         buffers = dict(side.model.named_buffers())
-        return {"loss": loss, **found, "buffers": buffers} if has_loss else found
+        return {"loss": loss, **gradients, "buffers": buffers} if has_loss else gradients
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]

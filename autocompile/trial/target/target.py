@@ -117,10 +117,10 @@ class Target:
                     hint="give a file with get_model(), which builds it anew",
                 ) from error
         made.to(self.device).load_state_dict(model.state_dict())
-        for own, part in zip(made.modules(), model.modules(), strict=True):
-            own.training = part.training
-        for mine, p in zip(made.parameters(), model.parameters(), strict=True):
-            mine.requires_grad_(p.requires_grad)
+        for part_made, part in zip(made.modules(), model.modules(), strict=True):
+            part_made.training = part.training
+        for p_made, p in zip(made.parameters(), model.parameters(), strict=True):
+            p_made.requires_grad_(p.requires_grad)
         return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:

@@ -30,6 +30,7 @@ __all__ = [
     "pieces",
     "refusal",
     "result_tensors",
+    "tensors_by_path",
     "without",
 ]
 
@@ -73,6 +74,11 @@ def flatten(tree: Any) -> Flat:
     """
     leaves: list[tuple[str, Any]] = []
     return Flat(_walk(tree, "", (), leaves), leaves)
+
+
+def tensors_by_path(tree: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a tree, also in attributes of objects."""
+    return {path: x for path, x in flatten(tree).leaves if isinstance(x, torch.Tensor)}
 
 
 def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
@@ -298,12 +304,9 @@ class Held:
     """
 
     def __init__(self, view: View) -> None:
-        leaves = flatten({name: view[name] for name in ("outputs", "loss") if name in view}).leaves
-        self._tensors = [
-            (path, leaf, leaf.detach().clone())
-            for path, leaf in leaves
-            if isinstance(leaf, torch.Tensor)
-        ]
+        results = {name: view[name] for name in ("outputs", "loss") if name in view}
+        tensors = [each for each in flatten(results).leaves if isinstance(each[1], torch.Tensor)]
+        self._tensors = [(path, x, x.detach().clone()) for path, x in tensors]
 
     def overwritten(self) -> list[str]:
         """Paths of the tensors whose values have changed."""
