@@ -164,11 +164,11 @@ class InTraining:
 
 
 def _chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
-    found = tuned.at(phase, batch_size)
-    if found is None:
+    choice = tuned.at(phase, batch_size)
+    if choice is None:
         raise UsageError(f"no settings for {phase} (choose from: {', '.join(tuned.phases)})")
-    demand_this_interpreter(tuned, phase, found)
-    return found
+    demand_this_interpreter(tuned, phase, choice)
+    return choice
 
 
 def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch._dynamo.utils import counters
 
-from autocompile.errors import UsageError
+from autocompile.errors import UsageError, first_words
 from autocompile.runtime.applying import backward_within, prepare_model, process_of
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
@@ -108,8 +108,7 @@ class Compiled:
             if not self._or_eager:
                 raise
             result = self.function(*args, **kwargs)  # raises again if the caller is at fault
-            first = str(error).strip().partition("\n")[0]
-            self.failed = f"{type(error).__name__}: {first}"
+            self.failed = first_words(error)
             return result
 
     def _numbers(self) -> contextlib.AbstractContextManager[Any]:
@@ -131,8 +130,8 @@ class Compiled:
         if self._model is not None and self.function == self._model._call_impl:
             home = str(type(self._model).forward.__module__)
             is_users = not home.startswith("torch.nn.")
-        own = self.function if is_users else with_own_code(self.function, "tuned")
-        compiled = compile_function(own, self.config, self._model)
+        function = self.function if is_users else with_own_code(self.function, "tuned")
+        compiled = compile_function(function, self.config, self._model)
         result = compiled(*args, **kwargs)
         self._compiled = compiled
         return result
@@ -240,17 +239,17 @@ def apply_to_optimizer(
         for parameter, state in optimizer.state.items():
             if isinstance(count := state.get("step"), torch.Tensor):
                 state["step"] = count.to(parameter.device, torch.float32)
-    own: _Step | None = vars(optimizer).get(_STEP)
-    if own is None:
+    replaced: _Step | None = vars(optimizer).get(_STEP)
+    if replaced is None:
         if _is_untouched(config):
             return None
-        own = vars(optimizer)[_STEP] = _Step(optimizer.step)
+        replaced = vars(optimizer)[_STEP] = _Step(optimizer.step)
         # A bound method: LR schedulers wrap optimizer.step.__func__.
-        optimizer.step = types.MethodType(own.function(), optimizer)  # type: ignore[method-assign]
-    own.compiled = None
+        optimizer.step = types.MethodType(replaced.function(), optimizer)  # type: ignore[method-assign]
+    replaced.compiled = None
     if not _is_untouched(config):
-        own.compiled = Compiled(own.uncompiled, config, or_eager=or_eager)
-    return own.compiled
+        replaced.compiled = Compiled(replaced.uncompiled, config, or_eager=or_eager)
+    return replaced.compiled
 
 
 class _Step:

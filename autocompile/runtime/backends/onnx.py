@@ -25,6 +25,7 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch.utils import _pytree as pytree
 
+from autocompile.errors import first_words
 from autocompile.runtime.graphs import attributes_lifted, count_fused_steps, is_weight, stamp
 
 __all__ = ["Args", "Exported", "Session", "Unsupported", "compile_graph"]
@@ -123,7 +124,7 @@ def export(graph: Graph, args: Args) -> Exported:
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(first_line(error)) from None
+        raise Unsupported(_cause(error)) from None
     order = dict(zip(names, tensors, strict=True))
     outputs = dict(zip(results, examples, strict=True))
     _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()} | outputs)
@@ -161,11 +162,11 @@ def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Refuse other types or shapes than torch's: a runtime would read or write out of bounds."""
     for value in (*model.graph.input, *model.graph.output):
         if value.name in tensors:
-            tensor, told = tensors[value.name], value.type.tensor_type
-            sizes = [d.dim_value for d in told.shape.dim if d.HasField("dim_value")]
-            if told.elem_type != _ELEMENTS.get(tensor.dtype):
+            tensor, kind = tensors[value.name], value.type.tensor_type
+            sizes = [d.dim_value for d in kind.shape.dim if d.HasField("dim_value")]
+            if kind.elem_type != _ELEMENTS.get(tensor.dtype):
                 raise Unsupported(f"{value.name} is of {tensor.dtype} in torch, not in the model")
-            if len(sizes) == len(told.shape.dim) != 0 and sizes != list(tensor.shape):
+            if len(sizes) == len(kind.shape.dim) != 0 and sizes != list(tensor.shape):
                 raise Unsupported(f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}")
 
 
@@ -191,12 +192,11 @@ def _exporting() -> Iterator[None]:
         yield
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of the innermost cause."""
+def _cause(error: BaseException) -> str:
+    """The first words of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+    return first_words(error)
 
 
 def with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
@@ -280,7 +280,7 @@ class Session(abc.ABC):
         except ImportError:  # the runtime is not installed
             raise
         except Exception as error:  # whatever the runtime raises
-            raise Unsupported(first_line(error)) from None
+            raise Unsupported(_cause(error)) from None
         # Only after a successful load: otherwise the old weights must stay stale.
         self._pointers = [0] * len(self._bound)
         self._held = [w.detach() for w in weights.values()]  # keeps addresses from being reused

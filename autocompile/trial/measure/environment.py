@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from autocompile.errors import UsageError
+from autocompile.errors import UsageError, first_line
 from autocompile.runtime.compiling import register_backend_of
 from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 
@@ -30,8 +30,7 @@ def pick_device(name: str | None) -> torch.device:
         if device.type not in ("cpu", "cuda"):  # elsewhere nothing here waits for a call to end
             raise NotImplementedError("calls are timed on a CPU or on a GPU under CUDA or ROCm")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0][:200]
-        raise UsageError(f"device {name!r} cannot be used here: {first}") from None
+        raise UsageError(f"device {name!r} cannot be used here: {first_line(error)}") from None
     return device
 
 

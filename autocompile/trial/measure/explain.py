@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.trial.measure.telemetry import first_line, loaded_code
+from autocompile.errors import first_line
+from autocompile.trial.measure.telemetry import loaded_code
 
 __all__ = ["Witness", "breaks_of", "operators"]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autocompile.errors import first_line
 from autocompile.protocol.processes import children
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
@@ -25,7 +26,6 @@ __all__ = [
     "drain",
     "dynamo_facts",
     "end_compile_workers",
-    "first_line",
     "loaded_code",
     "reset_dynamo",
     "same_code_key",
@@ -98,12 +98,6 @@ def reset_dynamo(backend: str) -> None:
     # eager. It refuses to have both options set.
     torch._dynamo.config.suppress_errors = False
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-
-
-def first_line(text: object) -> str:
-    """The first line that is not blank, at most 300 characters."""
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""
 
 
 def compilations() -> int:

@@ -14,7 +14,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
 from autocompile.runtime.rllib import observations
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
@@ -24,7 +24,6 @@ from autocompile.settings.phases import (
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target.target import Target
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import AutocompileError, TargetError
+from autocompile.errors import AutocompileError, TargetError, first_words
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult
@@ -21,8 +21,8 @@ from autocompile.runtime.regions import regions_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
-from autocompile.trial import failures
 from autocompile.trial.channel import Channel
+from autocompile.trial.failures import only_logged
 from autocompile.trial.measure import environment, memory, telemetry
 from autocompile.trial.measure.timing import Timed, block
 from autocompile.trial.target.sides import make_side, phases_of
@@ -58,7 +58,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
             except Exception as error:
                 if request.phases or result.during or phase == phases[0]:
                     raise
-                words = f"not tuned, since it fails in eager mode: {failures.first_words(error)}"
+                words = f"not tuned, since it fails in eager mode: {first_words(error)}"
                 result.target["choices"][phase] = words
                 result.target["phases"] = [p for p in result.target["phases"] if p != phase]
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
@@ -167,7 +167,7 @@ def _optimizer_seconds(
     for phase in phases:
         if PHASES[phase].has_backward and PHASES[phase].steps:
             # An optimizer that cannot step alone, such as one with a closure, fails in eager mode.
-            with channel.exclusive(), failures.only_logged():
+            with channel.exclusive(), only_logged():
                 model = target.fresh_model(phase)
                 common = _in_common(_optimizers(target, phase, model))
                 names = ["default", *common] if common else []

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -16,7 +17,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.failures import Failed, first_words, only_logged
+from autocompile.trial.failures import Failed, only_logged
 from autocompile.trial.measure import explain, memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.target.load import home_of

@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome, Record
-from autocompile.trial.failures import Failed, first_words
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.target.sides import (
     Side,
