@@ -17,14 +17,8 @@ from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.runtime.regions import regions_of
+from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import (
-    FORWARD,
-    FORWARD_TRAIN,
-    LEARNER_UPDATE,
-    OPTIMIZER_STEP,
-    TRAIN_STEP,
-)
 
 __all__ = [
     "Compiled",
@@ -186,12 +180,14 @@ def apply_config(
         device = weights[0].device.type if weights else "cpu"
         applied: Any = model if _is_untouched(config) else Compiled(model, config, device=device)
         return applied  # type: ignore[no-any-return]
-    if phase == OPTIMIZER_STEP:
+    if phase == phases.OPTIMIZER_STEP:
         prepare_model(model, config)
         return model
-    if phase in (TRAIN_STEP, LEARNER_UPDATE):
-        is_rl = hasattr(type(model), f"_{FORWARD_TRAIN}")
-        phase = FORWARD_TRAIN if is_rl else FORWARD if phase == TRAIN_STEP else phase
+    if phase in (phases.TRAIN_STEP, phases.LEARNER_UPDATE):
+        if hasattr(type(model), f"_{phases.FORWARD_TRAIN}"):  # an RLModule
+            phase = phases.FORWARD_TRAIN
+        elif phase == phases.TRAIN_STEP:
+            phase = phases.FORWARD
     apply_to_phase(model, phase, config)
     return model
 
@@ -204,25 +200,25 @@ def apply_to_phase(
     Returns:
         The compiled function; None if the module runs as it is.
     """
-    if phase != FORWARD and not hasattr(type(module), f"_{phase}"):
+    if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
             f"a {type(module).__name__} has no {phase}",
-            hint="from autocompile.rllib import tuned" if phase == LEARNER_UPDATE else None,
+            hint="from autocompile.rllib import tuned" if phase == phases.LEARNER_UPDATE else None,
         )
     prepare_model(module, config)
     # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
     # has another signature, and forward_* switches between train and eval.
-    name = "_compiled_call_impl" if phase == FORWARD else f"_{phase}"
+    name = "_compiled_call_impl" if phase == phases.FORWARD else f"_{phase}"
     is_last = _has_blocks(vars(module).pop(name, None))
     if is_last and not any(map(_has_blocks, vars(module).values())):
         for block in regions_of(module).blocks:
             block._compiled_call_impl = None
     if _is_untouched(config):
         return None
-    if phase == FORWARD:
+    if phase == phases.FORWARD:
         compiled = Compiled(module._call_impl, config, module, or_eager=or_eager)
     else:
-        compiled = CompiledMethod(module, name, config, phase == FORWARD_TRAIN, or_eager)
+        compiled = CompiledMethod(module, name, config, phase == phases.FORWARD_TRAIN, or_eager)
     vars(module)[name] = compiled
     return compiled
 

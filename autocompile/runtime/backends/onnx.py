@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import copy
 import logging
 import threading
 import warnings
@@ -234,7 +233,8 @@ class Session(abc.ABC):
     """The runtime's name in messages."""
 
     def __init__(self, graph: Graph, args: Args, baked: bool) -> None:
-        self._exported, self._lock = self.export(graph, args), threading.Lock()
+        self._exported, self._lock = export(graph, args), threading.Lock()
+        self.demand(self._exported, args)
         self.device = next(
             (a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu")
         )
@@ -244,13 +244,6 @@ class Session(abc.ABC):
         if self._baked:
             count_fused_steps()
         self._build(args)
-
-    @classmethod
-    def export(cls, graph: Graph, args: Args) -> Exported:
-        """The graph's model, which this runtime computes like torch; else raises Unsupported."""
-        exported = export(graph, args)
-        cls.demand(exported, args)
-        return exported
 
     @classmethod
     @abc.abstractmethod
@@ -368,7 +361,6 @@ def _compiled(graph: Graph, inputs: Args, kind: type[Session], baked: bool) -> C
     # And one for all values of a float, passed as a tensor that the graph reads with item().
     numbers = {i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))}
     if changing | numbers:
-        graph = _numbers_given(graph, numbers) if numbers else graph
         return _ByShape(graph, sorted(changing | numbers), numbers, kind, baked)
     return _for_these(graph, inputs, kind, baked)
 
@@ -381,11 +373,21 @@ def _for_these(graph: Graph, args: Args, kind: type[Session], baked: bool) -> Co
         raise RuntimeError(f"{kind.runtime} cannot run this graph: {error}") from None
 
 
+@dataclass(frozen=True)
+class _Number:
+    """Stands for a scalar tensor of which a graph only reads the number."""
+
+    value: float
+
+    def item(self) -> float:
+        return self.value
+
+
 class _ByShape:
     """A graph with dynamic shapes or numbers: one session for each combination.
 
     ``changing`` are the places of the arguments that differ in size or value, ``numbers`` of those
-    that come as scalar tensors and are numbers in the graph.
+    that come as scalar tensors of which the graph reads the number.
     """
 
     def __init__(
@@ -397,7 +399,7 @@ class _ByShape:
 
     def __call__(self, *args: Any) -> Any:
         if self._numbers:
-            args = tuple(a.item() if i in self._numbers else a for i, a in enumerate(args))
+            args = tuple(_Number(a.item()) if i in self._numbers else a for i, a in enumerate(args))
         chosen = [args[i] for i in self._changing]
         key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
         made = self._known(key)
@@ -426,15 +428,3 @@ def _is_symbolic(value: Any) -> bool:
 
 def _is_read(node: torch.fx.Node) -> bool:
     return node.op == "call_method" and node.target == "item"
-
-
-def _numbers_given(graph: Graph, places: Collection[int]) -> Graph:
-    """A copy of a graph that takes numbers in these places, for tensors it only calls item() of."""
-    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    given = made.graph.find_nodes(op="placeholder")
-    for place in places:
-        for node in list(given[place].users):
-            node.replace_all_uses_with(given[place])
-            made.graph.erase_node(node)
-    made.recompile()
-    return made

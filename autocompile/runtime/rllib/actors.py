@@ -27,12 +27,7 @@ from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_p
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.observations import connectors_of, made_up_batch
-from autocompile.settings.phases import (
-    FORWARD_EXPLORATION,
-    FORWARD_INFERENCE,
-    FORWARD_TRAIN,
-    PHASES,
-)
+from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
@@ -43,7 +38,9 @@ _Actor: Any = object  # RLlib's class follows in the order of methods
 
 def demand_usable(entry: Tuned) -> None:
     """Raise a UsageError if settings are not for RLlib, or for another interpreter."""
-    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
+    used = [
+        name for name, phase in phases.PHASES.items() if phase.in_rllib and name in entry.phases
+    ]
     if not used:
         raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
     for phase in used:
@@ -122,13 +119,13 @@ class TunedRunner(_Tuned):
         self.active, self.ran = {}, {}
         if self.module is None or self.env is None:  # it does not sample
             return
-        phase = FORWARD_EXPLORATION if self.config.explore else FORWARD_INFERENCE
+        phase = phases.FORWARD_EXPLORATION if self.config.explore else phases.FORWARD_INFERENCE
         if self.worker_index and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
             # One of many on its machine, of which each would start a compile worker for each core.
             inductor: Any = importlib.import_module("torch._inductor.config")
             inductor.compile_threads = 1
         choice = self.tuned.at(phase, self.num_envs)
-        choice = choice or self.tuned.at(FORWARD_EXPLORATION, self.num_envs)
+        choice = choice or self.tuned.at(phases.FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
             return
         self.sampling = phase, choice
@@ -210,7 +207,7 @@ class TunedLearner(_Tuned):
     def _tune(self, name: str, module: Any) -> None:
         (phase, choice), (_, step) = self._choices()
         if choice:
-            compiled = apply_to_phase(module, FORWARD_TRAIN, choice.config, or_eager=True)
+            compiled = apply_to_phase(module, phases.FORWARD_TRAIN, choice.config, or_eager=True)
             self.use(f"{name}.{phase}", choice, compiled)
         if step:
             prepare_model(module, step.config)
@@ -254,7 +251,7 @@ def warm_up(
             batch = made_up_batch(module, count, connectors())
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
-                given = {"t": steps} if phase == FORWARD_EXPLORATION else {}
+                given = {"t": steps} if phase == phases.FORWARD_EXPLORATION else {}
                 getattr(module, phase)(batch, **given)
     except Exception as error:  # the generated observations do not fit the module
         return {"not_warmed_up": first_words(error)}

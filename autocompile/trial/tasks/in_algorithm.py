@@ -26,7 +26,7 @@ from autocompile.trial.target.load import import_target
 
 __all__ = ["compare", "compare_target"]
 
-_MOST_WARM_UPS = 50  # iterations until a learner must have begun to learn
+_MOST_WARM_UPS = 50  # iterations: with a replay buffer, learning begins after many random steps
 
 
 def compare_target(request: AlgorithmRequest, channel: Channel, result: AlgorithmResult) -> None:
@@ -76,6 +76,7 @@ def compare(
         took_s = 0.0
         while len(result.rounds) < 2 or time.monotonic() + took_s < deadline:
             began = time.monotonic()
+            # Each goes first in turn, so that a drift of the machine favours neither.
             order = list(algorithms)[:: -1 if len(result.rounds) % 2 else 1]
             turns = {side: _turn(algorithms[side]) for side in order}
             result.active = turns["tuned"].pop("active")

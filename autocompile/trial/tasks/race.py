@@ -66,7 +66,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
         channel.step(Step.COMPILE)
         with run.turn(record):
             run.racers.append(run.compiled(side, record))
-    telemetry.end_compile_workers()
+    telemetry.end_compile_workers()  # after the last compile: a worker would take a core
     with no_garbage_collection():
         measurements = run.timed()
     channel.step(Step.VERIFY)
