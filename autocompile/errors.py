@@ -15,6 +15,8 @@ __all__ = [
     "RunError",
     "TargetError",
     "UsageError",
+    "first_line",
+    "first_words",
 ]
 
 
@@ -76,3 +78,16 @@ class NothingWorked(AutocompileError):
     """No setting and no eager run worked."""
 
     exit_code = ExitCode.GATE
+
+
+def first_line(text: object) -> str:
+    """The first line that is not blank, at most 300 characters."""
+    lines = (line.strip() for line in str(text).splitlines())
+    return next(filter(None, lines), "")[:300]
+
+
+def first_words(error: BaseException) -> str:
+    """The innermost cause that torch names on one line, as torch or the user's code said it."""
+    inner = getattr(error, "inner_exception", None) or error
+    name, words = type(inner).__name__, first_line(inner)
+    return f"{name}: {words}" if words else name

@@ -13,14 +13,8 @@ from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.inplace import apply_config, apply_to_optimizer
 from autocompile.runtime.machine import describe
+from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import (
-    FORWARD,
-    FORWARD_PHASES,
-    OPTIMIZER_STEP,
-    TRAIN_STEP,
-    phase_of,
-)
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
@@ -82,7 +76,7 @@ def apply(
     for d, value in config.changed("model") if config.scope == "step" else ():
         line = d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"
         warnings.warn(f"before the first step: {line}", stacklevel=2)
-    steps = tuned.at(OPTIMIZER_STEP) if name in FORWARD_PHASES else None
+    steps = tuned.at(phases.OPTIMIZER_STEP) if name in phases.FORWARD_PHASES else None
     optimizers = [optimizer] if optimizer is not None else []
     return apply_config(model, name, config, optimizers, steps.config if steps else None)
 
@@ -92,7 +86,7 @@ def _demand_fit(
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
-    more = ", optimizer=optimizer" if phase_of(phase).steps else ""
+    more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
     if is_module and is_whole:
         raise UsageError(
             f"the best setting of {phase} compiles the whole step, and a model was given: give the "
@@ -104,7 +98,7 @@ def _demand_fit(
             f"{phase} needs an nn.Module, not a {type(model).__name__}",
             hint=f'autocompile.apply(model, settings, "{phase}"{more})',
         )
-    if optimizer is None and (phase == OPTIMIZER_STEP or config.optimizer != "default"):
+    if optimizer is None and (phase == phases.OPTIMIZER_STEP or config.optimizer != "default"):
         raise UsageError(f"the settings of {phase} are about an optimizer: optimizer=...")
 
 
@@ -130,7 +124,7 @@ class InTraining:
             UsageError: no such settings, or they compute no gradients or fit no optimizer.
         """
         tuned = self._settings.fitting(describe(_device(model, None)))
-        name = TRAIN_STEP if TRAIN_STEP in tuned.phases else FORWARD
+        name = phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD
         choice = _chosen(tuned, name, batch_size)
         if not choice.config.trains:
             raise UsageError(
@@ -143,10 +137,10 @@ class InTraining:
                 hint="autocompile tune model.py --phase train_step --scope model,regional",
             )
         step = choice.config.of_optimizer_in(name)
-        if name == FORWARD and OPTIMIZER_STEP in tuned.phases:
-            step = _chosen(tuned, OPTIMIZER_STEP).config
+        if name == phases.FORWARD and phases.OPTIMIZER_STEP in tuned.phases:
+            step = _chosen(tuned, phases.OPTIMIZER_STEP).config
         forward = replace(choice, config=replace(choice.config, optimizer="default"))
-        apply(model, replace(tuned, phases={FORWARD: (forward,)}))
+        apply(model, replace(tuned, phases={phases.FORWARD: (forward,)}))
         for optimizer in optimizers:
             apply_to_optimizer(optimizer, step)
         self._model = model
@@ -164,11 +158,11 @@ class InTraining:
 
 
 def _chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
-    found = tuned.at(phase, batch_size)
-    if found is None:
+    choice = tuned.at(phase, batch_size)
+    if choice is None:
         raise UsageError(f"no settings for {phase} (choose from: {', '.join(tuned.phases)})")
-    demand_this_interpreter(tuned, phase, found)
-    return found
+    demand_this_interpreter(tuned, phase, choice)
+    return choice
 
 
 def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
@@ -182,7 +176,7 @@ def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
 
 
 def _only_forward(tuned: Tuned) -> str:
-    forward = [name for name in tuned.phases if name in FORWARD_PHASES]
+    forward = [name for name in tuned.phases if name in phases.FORWARD_PHASES]
     if len(forward) == 1:
         return forward[0]
     raise UsageError(

@@ -100,17 +100,17 @@ class _Places:
                 wanted = self._wanted.setdefault(place, [])
                 if not wanted:
                     wanted.append([PROCESS[name][0]()])  # what the process had
-                own = [value]
-                wanted.append(own)
-                begun.append((name, wanted, own))
+                mine = [value]
+                wanted.append(mine)
+                begun.append((name, wanted, mine))
                 _change(name, value)
         return functools.partial(self._end, begun)
 
     def _end(self, begun: list[tuple[str, list[list[Any]], list[Any]]]) -> None:
         with self._lock:
             while begun:
-                name, wanted, own = begun.pop()
-                wanted[:] = [each for each in wanted if each is not own]
+                name, wanted, mine = begun.pop()
+                wanted[:] = [each for each in wanted if each is not mine]
                 _change(name, wanted[-1][0])
                 if len(wanted) == 1:
                     wanted.clear()

@@ -86,7 +86,7 @@ def load(file: str) -> dict[str, Callable[..., Any]]:
         return model if isinstance(model, torch.nn.Module) else model()
 
     others = read("others")
-    found = {f"get_{name}": part for name, part in others.items()}
+    functions = {f"get_{name}": part for name, part in others.items()}
     if not callable(others["inputs"]):
-        found["get_inputs"] = lambda: read("others")["inputs"]
-    return {"get_model": get_model, **found}
+        functions["get_inputs"] = lambda: read("others")["inputs"]
+    return {"get_model": get_model, **functions}

@@ -11,6 +11,7 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime.freezing import Frozen
+from autocompile.runtime.graphs import compiled
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
@@ -52,8 +53,7 @@ def compile_function(
             )
         kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
     if config.scope != "regional" and not config.freezing:
-        compiled: Callable[..., Any] = torch.compile(function, **kwargs)
-        return compiled
+        return compiled(function, kwargs)
     if model is None:
         raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:

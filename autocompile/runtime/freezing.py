@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 
+from autocompile.errors import first_line
 from autocompile.runtime.graphs import (
     attributes_lifted,
+    compiled,
     count_fused_steps,
     is_weight,
     stamp,
@@ -61,9 +63,8 @@ class Frozen:
                 stale = weakref.ref(artifact)
             except torch._dynamo.exc.Unsupported as error:
                 # Code after a break would be cached on the model's code and outlive this object.
-                said = str(error).strip().partition("\n")[0]
                 raise RuntimeError(
-                    f"the graph breaks, and only one graph can be frozen: {said}"
+                    f"the graph breaks, and only one graph can be frozen: {first_line(error)}"
                 ) from error
             except torch._dynamo.exc.FailOnRecompileLimitHit:
                 # As Dynamo does without fullgraph.
@@ -92,12 +93,10 @@ class _Artifact:
     """
 
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-        # Copy the options: torch.compile removes entries from the dictionary.
-        own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
         modules: list[ModuleType] = []
-        backend = functools.partial(_freeze, modules, own["backend"], own.get("dynamic"))
-        own.update(backend=backend, fullgraph=True)
-        self.call: Callable[..., Any] = torch.compile(with_own_code(function, "frozen"), **own)
+        backend = functools.partial(_freeze, modules, kwargs["backend"], kwargs.get("dynamic"))
+        changed = {**kwargs, "backend": backend, "fullgraph": True}
+        self.call = compiled(with_own_code(function, "frozen"), changed)
         # Unload at once: the garbage collector may find what torch.compile made much later.
         weakref.finalize(self, _forget, modules).atexit = False
 
@@ -133,8 +132,8 @@ def _freeze(
     before = {id(module): module for module in list(written)}
     with importlib.import_module("torch._inductor.config").patch(freezing=True):
         made = compiler(_arguments_held(graph, args, weights), [args[i] for i in others])
-    own = [module for module in written if id(module) not in before]
-    modules += own
+    loaded = [module for module in written if id(module) not in before]
+    modules += loaded
     is_tried = False
 
     def call(*args: Any) -> Any:
@@ -153,7 +152,7 @@ def _freeze(
 
     # While the weights live, their addresses are not reused.
     call.kept = [args[i].detach() for i in weights]  # type: ignore[attr-defined]
-    weakref.finalize(call, _forget, own).atexit = False  # Dynamo may be reset
+    weakref.finalize(call, _forget, loaded).atexit = False  # Dynamo may be reset
     return call
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["attributes_lifted", "count_fused_steps", "is_weight", "stamp", "with_own_code"]
+__all__ = [
+    "attributes_lifted",
+    "compiled",
+    "count_fused_steps",
+    "is_weight",
+    "stamp",
+    "with_own_code",
+]
 
 _counting = False
 
@@ -90,6 +97,13 @@ def attributes_lifted(
     return torch.fx.GraphModule(graph, copied), list(held.values())
 
 
+def compiled(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """``torch.compile`` with arguments that are used again: it removes entries from the options."""
+    copied: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
+    made: Callable[..., Any] = torch.compile(function, **copied)
+    return made
+
+
 def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function in a wrapper with a new code object.
 
@@ -97,7 +111,9 @@ def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]
     methods of ``torch.nn`` and ``Optimizer.step`` unless another function calls them.
     """
 
-    def own(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return FunctionType(own.__code__.replace(co_name=name), globals(), name, None, own.__closure__)
+    return FunctionType(
+        wrapper.__code__.replace(co_name=name), globals(), name, None, wrapper.__closure__
+    )

@@ -11,20 +11,14 @@ from typing import Any, TypeVar
 import torch
 from torch._dynamo.utils import counters
 
-from autocompile.errors import UsageError
+from autocompile.errors import UsageError, first_words
 from autocompile.runtime.applying import backward_within, prepare_model, process_of
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.runtime.regions import regions_of
+from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import (
-    FORWARD,
-    FORWARD_TRAIN,
-    LEARNER_UPDATE,
-    OPTIMIZER_STEP,
-    TRAIN_STEP,
-)
 
 __all__ = [
     "Compiled",
@@ -108,8 +102,7 @@ class Compiled:
             if not self._or_eager:
                 raise
             result = self.function(*args, **kwargs)  # raises again if the caller is at fault
-            first = str(error).strip().partition("\n")[0]
-            self.failed = f"{type(error).__name__}: {first}"
+            self.failed = first_words(error)
             return result
 
     def _numbers(self) -> contextlib.AbstractContextManager[Any]:
@@ -131,8 +124,8 @@ class Compiled:
         if self._model is not None and self.function == self._model._call_impl:
             home = str(type(self._model).forward.__module__)
             is_users = not home.startswith("torch.nn.")
-        own = self.function if is_users else with_own_code(self.function, "tuned")
-        compiled = compile_function(own, self.config, self._model)
+        function = self.function if is_users else with_own_code(self.function, "tuned")
+        compiled = compile_function(function, self.config, self._model)
         result = compiled(*args, **kwargs)
         self._compiled = compiled
         return result
@@ -187,12 +180,14 @@ def apply_config(
         device = weights[0].device.type if weights else "cpu"
         applied: Any = model if _is_untouched(config) else Compiled(model, config, device=device)
         return applied  # type: ignore[no-any-return]
-    if phase == OPTIMIZER_STEP:
+    if phase == phases.OPTIMIZER_STEP:
         prepare_model(model, config)
         return model
-    if phase in (TRAIN_STEP, LEARNER_UPDATE):
-        is_rl = hasattr(type(model), f"_{FORWARD_TRAIN}")
-        phase = FORWARD_TRAIN if is_rl else FORWARD if phase == TRAIN_STEP else phase
+    if phase in (phases.TRAIN_STEP, phases.LEARNER_UPDATE):
+        if hasattr(type(model), f"_{phases.FORWARD_TRAIN}"):  # an RLModule
+            phase = phases.FORWARD_TRAIN
+        elif phase == phases.TRAIN_STEP:
+            phase = phases.FORWARD
     apply_to_phase(model, phase, config)
     return model
 
@@ -205,25 +200,25 @@ def apply_to_phase(
     Returns:
         The compiled function; None if the module runs as it is.
     """
-    if phase != FORWARD and not hasattr(type(module), f"_{phase}"):
+    if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
             f"a {type(module).__name__} has no {phase}",
-            hint="from autocompile.rllib import tuned" if phase == LEARNER_UPDATE else None,
+            hint="from autocompile.rllib import tuned" if phase == phases.LEARNER_UPDATE else None,
         )
     prepare_model(module, config)
     # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
     # has another signature, and forward_* switches between train and eval.
-    name = "_compiled_call_impl" if phase == FORWARD else f"_{phase}"
+    name = "_compiled_call_impl" if phase == phases.FORWARD else f"_{phase}"
     is_last = _has_blocks(vars(module).pop(name, None))
     if is_last and not any(map(_has_blocks, vars(module).values())):
         for block in regions_of(module).blocks:
             block._compiled_call_impl = None
     if _is_untouched(config):
         return None
-    if phase == FORWARD:
+    if phase == phases.FORWARD:
         compiled = Compiled(module._call_impl, config, module, or_eager=or_eager)
     else:
-        compiled = CompiledMethod(module, name, config, phase == FORWARD_TRAIN, or_eager)
+        compiled = CompiledMethod(module, name, config, phase == phases.FORWARD_TRAIN, or_eager)
     vars(module)[name] = compiled
     return compiled
 
@@ -240,17 +235,17 @@ def apply_to_optimizer(
         for parameter, state in optimizer.state.items():
             if isinstance(count := state.get("step"), torch.Tensor):
                 state["step"] = count.to(parameter.device, torch.float32)
-    own: _Step | None = vars(optimizer).get(_STEP)
-    if own is None:
+    replaced: _Step | None = vars(optimizer).get(_STEP)
+    if replaced is None:
         if _is_untouched(config):
             return None
-        own = vars(optimizer)[_STEP] = _Step(optimizer.step)
+        replaced = vars(optimizer)[_STEP] = _Step(optimizer.step)
         # A bound method: LR schedulers wrap optimizer.step.__func__.
-        optimizer.step = types.MethodType(own.function(), optimizer)  # type: ignore[method-assign]
-    own.compiled = None
+        optimizer.step = types.MethodType(replaced.function(), optimizer)  # type: ignore[method-assign]
+    replaced.compiled = None
     if not _is_untouched(config):
-        own.compiled = Compiled(own.uncompiled, config, or_eager=or_eager)
-    return own.compiled
+        replaced.compiled = Compiled(replaced.uncompiled, config, or_eager=or_eager)
+    return replaced.compiled
 
 
 class _Step:

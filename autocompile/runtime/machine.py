@@ -43,7 +43,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def _of_gpu(device: torch.device) -> dict[str, Any]:
     """Its memory, and where NVML tells them the driver's version and the watts that it may draw."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device_memory_bytes": torch.cuda.get_device_properties(device).total_memory
     }
     with contextlib.suppress(OSError, AttributeError):
@@ -55,9 +55,9 @@ def _of_gpu(device: torch.device) -> dict[str, Any]:
         )
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()  # indices may differ
         if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, 80):
-            return found
-        found["driver"] = version.value.decode()
+            return facts
+        facts["driver"] = version.value.decode()
         refused = nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(gpu))
         if not (refused or nvml.nvmlDeviceGetEnforcedPowerLimit(gpu, ctypes.byref(milliwatts))):
-            found["power_limit_w"] = milliwatts.value / 1000
-    return found
+            facts["power_limit_w"] = milliwatts.value / 1000
+    return facts

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.graphs import with_own_code
+from autocompile.runtime.graphs import compiled, with_own_code
 
 __all__ = ["Regions", "regions_of"]
 
@@ -45,16 +45,14 @@ class Regions:
         """
         codes: dict[Any, CodeType] = {}  # blocks of one structure share it, and so their graphs
         for block in self.blocks:
-            # Copy the options: torch.compile removes entries from the dictionary.
-            own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
+            call: Any = block._call_impl
             if str(type(block).forward.__module__).startswith("torch.nn."):
                 # Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
-                call: Any = with_own_code(block._call_impl, next(_names))
+                call = with_own_code(call, next(_names))
                 call.__code__ = codes.setdefault(_signature(block), call.__code__)
-                # The attribute of Module.compile, which is not copied or saved.
-                block._compiled_call_impl = torch.compile(call, **own)
-            else:  # not block.compile: a subclass may define another method of this name
-                torch.nn.Module.compile(block, **own)
+            # The attribute of Module.compile, which is not copied or saved. Not block.compile: a
+            # subclass may define another method of this name.
+            block._compiled_call_impl = compiled(call, kwargs)
 
 
 def regions_of(model: torch.nn.Module) -> Regions:

@@ -103,8 +103,8 @@ def without_headers() -> None:
 
 
 def _fingerprint(device: torch.device) -> dict[str, str]:
-    found = describe(device)
-    return {name: found[name] for name in _MADE_FOR}
+    here = describe(device)
+    return {name: here[name] for name in _MADE_FOR}
 
 
 def _cache_folder() -> Path:

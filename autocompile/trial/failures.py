@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch._dynamo import exc
 
-from autocompile.errors import AutocompileError, UsageError
+from autocompile.errors import AutocompileError, UsageError, first_words
 from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Record, Step
-from autocompile.trial.measure.telemetry import dynamo_facts, first_line
+from autocompile.trial.measure.telemetry import dynamo_facts
 
-__all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
+__all__ = ["Failed", "note_failure", "only_logged", "outcome_of", "where_in"]
 
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _MISSING = (ImportError, FileNotFoundError)
@@ -87,13 +87,6 @@ def note_failure(result: TaskResult | Record, error: BaseException, step: Step) 
     if isinstance(error, AutocompileError):
         result.message = what = error.what
         result.explained = {"what": what, "details": list(error.details), "hint": error.hint}
-
-
-def first_words(error: BaseException) -> str:
-    """The innermost cause on one line, as torch or the user's code said it."""
-    inner = getattr(error, "inner_exception", None) or error
-    name, words = type(inner).__name__, first_line(inner)
-    return f"{name}: {words}" if words else name
 
 
 def where_in(error: BaseException, folder: Path) -> str | None:

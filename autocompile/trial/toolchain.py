@@ -65,11 +65,11 @@ def _probe(place: Path) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # there is no home, or it cannot be written
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autocompile"
         text = f"{torch.__version__} {sys.version} {os.environ.get('CXX', '')}"
-        found = home / f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        seen = found.stat()
-        if seen.st_uid == os.getuid() and not seen.st_mode & 0o022:  # its code is executed
-            kept = found
+        cache = home / f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = cache.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o022:  # its code is executed
+            kept = cache
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
     _find_vector_instructions()
     if kept != scratch:

@@ -57,7 +57,7 @@ def test_each_operator_that_may_need_64_bits_is_refused(
 ) -> None:
     graph = torch.fx.symbolic_trace(function)
     with pytest.raises(Unsupported, match=r"in 32 bits|cuts to 32"):
-        OvSession.export(graph, [x])
+        OvSession(graph, [x], False)
 
 
 def attends(x: torch.Tensor) -> torch.Tensor:

@@ -20,14 +20,14 @@ from in_process import Try
 from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import register_backend
 
-from autocompile.errors import UsageError
+from autocompile.errors import UsageError, first_words
 from autocompile.estimate.intervals import speedup
 from autocompile.runtime import machine
 from autocompile.settings.backends import DEFAULT_BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome, Step
 from autocompile.trial import worker
-from autocompile.trial.failures import first_words, outcome_of, where_in
+from autocompile.trial.failures import outcome_of, where_in
 from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.target.sides import Side
 from autocompile.trial.tasks.steps import timed

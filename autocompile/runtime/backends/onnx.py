@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import copy
 import logging
 import threading
 import warnings
@@ -25,6 +24,7 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch.utils import _pytree as pytree
 
+from autocompile.errors import first_words
 from autocompile.runtime.graphs import attributes_lifted, count_fused_steps, is_weight, stamp
 
 __all__ = ["Args", "Exported", "Session", "Unsupported", "compile_graph"]
@@ -123,7 +123,7 @@ def export(graph: Graph, args: Args) -> Exported:
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(first_line(error)) from None
+        raise Unsupported(_cause(error)) from None
     order = dict(zip(names, tensors, strict=True))
     outputs = dict(zip(results, examples, strict=True))
     _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()} | outputs)
@@ -167,11 +167,11 @@ def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Refuse other types or shapes than torch's: a runtime would read or write out of bounds."""
     for value in (*model.graph.input, *model.graph.output):
         if value.name in tensors:
-            tensor, told = tensors[value.name], value.type.tensor_type
-            sizes = [d.dim_value for d in told.shape.dim if d.HasField("dim_value")]
-            if told.elem_type != _ELEMENTS.get(tensor.dtype):
+            tensor, kind = tensors[value.name], value.type.tensor_type
+            sizes = [d.dim_value for d in kind.shape.dim if d.HasField("dim_value")]
+            if kind.elem_type != _ELEMENTS.get(tensor.dtype):
                 raise Unsupported(f"{value.name} is of {tensor.dtype} in torch, not in the model")
-            if len(sizes) == len(told.shape.dim) != 0 and sizes != list(tensor.shape):
+            if len(sizes) == len(kind.shape.dim) != 0 and sizes != list(tensor.shape):
                 raise Unsupported(f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}")
 
 
@@ -197,12 +197,11 @@ def _exporting() -> Iterator[None]:
         yield
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of the innermost cause."""
+def _cause(error: BaseException) -> str:
+    """The first words of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+    return first_words(error)
 
 
 def with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
@@ -240,7 +239,8 @@ class Session(abc.ABC):
     """The runtime's name in messages."""
 
     def __init__(self, graph: Graph, args: Args, baked: bool) -> None:
-        self._exported, self._lock = self.export(graph, args), threading.Lock()
+        self._exported, self._lock = export(graph, args), threading.Lock()
+        self.demand(self._exported, args)
         self.device = next(
             (a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu")
         )
@@ -250,13 +250,6 @@ class Session(abc.ABC):
         if self._baked:
             count_fused_steps()
         self._build(args)
-
-    @classmethod
-    def export(cls, graph: Graph, args: Args) -> Exported:
-        """The graph's model, which this runtime computes like torch; else raises Unsupported."""
-        exported = export(graph, args)
-        cls.demand(exported, args)
-        return exported
 
     @classmethod
     @abc.abstractmethod
@@ -286,7 +279,7 @@ class Session(abc.ABC):
         except ImportError:  # the runtime is not installed
             raise
         except Exception as error:  # whatever the runtime raises
-            raise Unsupported(first_line(error)) from None
+            raise Unsupported(_cause(error)) from None
         # Only after a successful load: otherwise the old weights must stay stale.
         self._pointers = [0] * len(self._bound)
         self._held = [w.detach() for w in weights.values()]  # keeps addresses from being reused
@@ -374,7 +367,6 @@ def _compiled(graph: Graph, inputs: Args, kind: type[Session], baked: bool) -> C
     # And one for all values of a float, passed as a tensor that the graph reads with item().
     numbers = {i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))}
     if changing | numbers:
-        graph = _numbers_given(graph, numbers) if numbers else graph
         return _ByShape(graph, sorted(changing | numbers), numbers, kind, baked)
     return _for_these(graph, inputs, kind, baked)
 
@@ -387,11 +379,21 @@ def _for_these(graph: Graph, args: Args, kind: type[Session], baked: bool) -> Co
         raise RuntimeError(f"{kind.runtime} cannot run this graph: {error}") from None
 
 
+@dataclass(frozen=True)
+class _Number:
+    """Stands for a scalar tensor of which a graph only reads the number."""
+
+    value: float
+
+    def item(self) -> float:
+        return self.value
+
+
 class _ByShape:
     """A graph with dynamic shapes or numbers: one session for each combination.
 
     ``changing`` are the places of the arguments that differ in size or value, ``numbers`` of those
-    that come as scalar tensors and are numbers in the graph.
+    that come as scalar tensors of which the graph reads the number.
     """
 
     def __init__(
@@ -403,7 +405,7 @@ class _ByShape:
 
     def __call__(self, *args: Any) -> Any:
         if self._numbers:
-            args = tuple(a.item() if i in self._numbers else a for i, a in enumerate(args))
+            args = tuple(_Number(a.item()) if i in self._numbers else a for i, a in enumerate(args))
         chosen = [args[i] for i in self._changing]
         key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
         made = self._known(key)
@@ -432,15 +434,3 @@ def _is_symbolic(value: Any) -> bool:
 
 def _is_read(node: torch.fx.Node) -> bool:
     return node.op == "call_method" and node.target == "item"
-
-
-def _numbers_given(graph: Graph, places: Collection[int]) -> Graph:
-    """A copy of a graph that takes numbers in these places, for tensors it only calls item() of."""
-    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    given = made.graph.find_nodes(op="placeholder")
-    for place in places:
-        for node in list(given[place].users):
-            node.replace_all_uses_with(given[place])
-            made.graph.erase_node(node)
-    made.recompile()
-    return made

@@ -9,39 +9,38 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+from torch._dynamo.utils import counters
 
-from autocompile.errors import UsageError
+from autocompile.errors import UsageError, first_words
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.applying import prepare_model, process_of, process_state
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
-from autocompile.runtime.rllib.observations import connectors_of
-from autocompile.runtime.rllib.warm_up import warm_up
-from autocompile.settings.phases import (
-    FORWARD_EXPLORATION,
-    FORWARD_INFERENCE,
-    FORWARD_TRAIN,
-    PHASES,
-)
+from autocompile.runtime.rllib.observations import connectors_of, made_up_batch
+from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner", "demand_usable"]
+__all__ = ["TunedLearner", "TunedRunner", "demand_usable", "warm_up"]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
 
 
 def demand_usable(entry: Tuned) -> None:
     """Raise a UsageError if settings are not for RLlib, or for another interpreter."""
-    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
+    used = [
+        name for name, phase in phases.PHASES.items() if phase.in_rllib and name in entry.phases
+    ]
     if not used:
         raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
     for phase in used:
@@ -59,9 +58,9 @@ class _Tuned(_Actor):  # type: ignore[misc]
     @functools.cached_property
     def tuned(self) -> Tuned:
         """The settings that fit this process's device."""
-        found = self.tuned_set.fitting(describe(self._device))
-        demand_usable(found)
-        return found
+        fitting = self.tuned_set.fitting(describe(self._device))
+        demand_usable(fitting)
+        return fitting
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         warm_start.load(self.tuned, self._device)
@@ -85,26 +84,26 @@ class _Tuned(_Actor):  # type: ignore[misc]
 
     def tell_active(self) -> dict[str, Any]:
         """Active settings and ``problems`` of this process, for the result of ``train()``."""
-        told: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         problems: list[str] = []
         for key, (choice, compiled, facts) in self.active.items():
             label = choice.config.label()
-            told[key] = {"setting": label, "measured_at": choice.batch_size, **facts}
+            settings[key] = {"setting": label, "measured_at": choice.batch_size, **facts}
             if compiled is not None:
-                told[key] |= {"graphs": compiled.graphs, "recompiles": compiled.later_graphs}
+                settings[key] |= {"graphs": compiled.graphs, "recompiles": compiled.later_graphs}
                 if compiled.failed:
-                    told[key]["setting"] = "eager"
+                    settings[key]["setting"] = "eager"
                     problems.append(f"{key}: {label} failed: {compiled.failed}")
                 elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
                     problems.append(f"{key}: {label} has captured no graph")
             if ran := self.ran.get(key.rpartition(".")[2]):
-                told[key]["threads"] = ran["threads"]
+                settings[key]["threads"] = ran["threads"]
                 for name, value in choice.config.process.items():
                     if ran[name] != value:
                         problems.append(f"{key}: {name} {ran[name]}, and not {value}")
         threads = {"threads": self.tuned.fingerprint.get("threads")}  # of an actor: as Ray has it
         return {
-            "settings": told,
+            "settings": settings,
             "measured_elsewhere": self.tuned.differences(describe(self._device) | threads),
             "problems": problems,
         }
@@ -120,13 +119,13 @@ class TunedRunner(_Tuned):
         self.active, self.ran = {}, {}
         if self.module is None or self.env is None:  # it does not sample
             return
-        phase = FORWARD_EXPLORATION if self.config.explore else FORWARD_INFERENCE
+        phase = phases.FORWARD_EXPLORATION if self.config.explore else phases.FORWARD_INFERENCE
         if self.worker_index and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
             # One of many on its machine, of which each would start a compile worker for each core.
             inductor: Any = importlib.import_module("torch._inductor.config")
             inductor.compile_threads = 1
         choice = self.tuned.at(phase, self.num_envs)
-        choice = choice or self.tuned.at(FORWARD_EXPLORATION, self.num_envs)
+        choice = choice or self.tuned.at(phases.FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
             return
         self.sampling = phase, choice
@@ -135,9 +134,9 @@ class TunedRunner(_Tuned):
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # With several agents, a module's batch size is known only at the first step.
             if compiled is not None and not isinstance(self.module, MultiRLModule):
-                own = functools.partial(connectors_of, self.config, self.env)
+                connectors = functools.partial(connectors_of, self.config, self.env)
                 with self.as_measured(phase, choice):
-                    warmed = warm_up(module, phase, self.num_envs, own)
+                    warmed = warm_up(module, phase, self.num_envs, connectors)
                 self.active[phase][2].update(warmed)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
@@ -208,7 +207,7 @@ class TunedLearner(_Tuned):
     def _tune(self, name: str, module: Any) -> None:
         (phase, choice), (_, step) = self._choices()
         if choice:
-            compiled = apply_to_phase(module, FORWARD_TRAIN, choice.config, or_eager=True)
+            compiled = apply_to_phase(module, phases.FORWARD_TRAIN, choice.config, or_eager=True)
             self.use(f"{name}.{phase}", choice, compiled)
         if step:
             prepare_model(module, step.config)
@@ -226,3 +225,43 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     several = isinstance(module, MultiRLModule)
     named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
+
+
+def warm_up(
+    module: Any,
+    phase: str,
+    count: int,
+    connectors: Callable[[], Any] = lambda: None,
+) -> dict[str, Any]:
+    """Call exploration or inference with generated observations; keeps the random state.
+
+    If that fails, the phase compiles at its first real call. ``count`` is the number of
+    environments; ``connectors`` returns the runner's, None for RLlib's own.
+
+    Returns:
+        ``warmup_s`` and ``from_cache``; or ``not_warmed_up`` with the error.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    numbers = np.random.get_state()
+    began, hits = time.monotonic(), _cache_hits()
+    try:
+        # This device only: forking the others' generators would initialize CUDA on each.
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            batch = made_up_batch(module, count, connectors())
+            batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
+            for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
+                given = {"t": steps} if phase == phases.FORWARD_EXPLORATION else {}
+                getattr(module, phase)(batch, **given)
+    except Exception as error:  # the generated observations do not fit the module
+        return {"not_warmed_up": first_words(error)}
+    finally:
+        np.random.set_state(numbers)
+    seconds = round(time.monotonic() - began, 3)
+    return {"warmup_s": seconds, "from_cache": _cache_hits() > hits}
+
+
+def _cache_hits() -> int:
+    return int(
+        counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    )

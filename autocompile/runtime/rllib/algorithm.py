@@ -52,8 +52,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     Warns:
         UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
-    found = TunedSet.read(settings)
-    _demand_any_usable(found)
+    tuned_set = TunedSet.read(settings)
+    _demand_any_usable(tuned_set)
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
@@ -62,9 +62,9 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         )
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
-    config.env_runners(env_runner_cls=_extended(TunedRunner, runner, found))
+    config.env_runners(env_runner_cls=_extended(TunedRunner, runner, tuned_set))
     # Ray's versions set this by different methods, and each warns of the other's.
-    config._learner_class = _extended(TunedLearner, config.learner_class, found)
+    config._learner_class = _extended(TunedLearner, config.learner_class, tuned_set)
     if config.torch_compile_worker or config.torch_compile_learner:
         warnings.warn(
             "ray's torch_compile_worker and torch_compile_learner are turned off: the tuned "
@@ -99,8 +99,8 @@ def default_runner(config: Any) -> type:
 def _extended(mixin: type, base: type, settings: TunedSet) -> type:
     """A subclass that holds the settings; ray pickles it by value to each actor."""
     base = vars(base).get("untuned", base)
-    own = {"tuned_set": settings, "untuned": base, "__module__": __name__}
-    return type(f"Tuned{base.__name__}", (mixin, base), own)
+    members = {"tuned_set": settings, "untuned": base, "__module__": __name__}
+    return type(f"Tuned{base.__name__}", (mixin, base), members)
 
 
 class Tell:
@@ -112,7 +112,7 @@ class Tell:
 
     def __init__(self, strict: bool) -> None:
         self._strict, self._asked_s = strict, 0.0
-        self._told: dict[str, list[dict[str, Any]]] = {}
+        self._active: dict[str, list[dict[str, Any]]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Tell, (self._strict,))
@@ -123,11 +123,11 @@ class Tell:
             "eval_runners": algorithm.eval_env_runner_group,
         }
         groups = {name: group for name, group in groups.items() if group is not None}
-        if not self._told or time.monotonic() - self._asked_s > _AGAIN_S:
-            self._told = _ask(groups, algorithm.learner_group)
+        if not self._active or time.monotonic() - self._asked_s > _AGAIN_S:
+            self._active = _ask(groups, algorithm.learner_group)
             self._asked_s = time.monotonic()
-        result["autocompile"] = self._told
-        every = [one for part in self._told.values() for one in part]
+        result["autocompile"] = self._active
+        every = [one for part in self._active.values() for one in part]
         problems = "; ".join(dict.fromkeys(p for one in every for p in one["problems"]))
         if problems and self._strict:
             hint = "tuned(config, settings, strict=False) goes on without it"
@@ -138,16 +138,18 @@ class Tell:
 
 def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
     """The answers of the processes that are not too busy; it is a problem if there are none."""
-    told = {}
+    active = {}
     for name, group in groups.items():
-        found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
-        told[name] = [one for one in found if one]
+        answers = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
+        active[name] = [one for one in answers if one]
         # Counted afterwards: ray knows of a runner that has died since, and restarts it.
-        if not found and group.num_healthy_env_runners():
-            told[name] = [_silent(name)]
-    answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
-    told["learners"] = [answer.get() for answer in answers if answer.ok] or [_silent("learners")]
-    return told
+        if not answers and group.num_healthy_env_runners():
+            active[name] = [_silent(name)]
+    of_learners = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
+    active["learners"] = [answer.get() for answer in of_learners if answer.ok] or [
+        _silent("learners")
+    ]
+    return active
 
 
 def _silent(name: str) -> dict[str, Any]:

@@ -70,10 +70,10 @@ def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) 
         return made[:, None] if module.is_stateful() else made
 
     actions = pytree.tree_map(tensor, space.sample())
-    found = {**batch, Columns.ACTIONS: actions, Columns.NEXT_OBS: later[Columns.OBS]}
+    with_actions = {**batch, Columns.ACTIONS: actions, Columns.NEXT_OBS: later[Columns.OBS]}
     if Columns.STATE_IN in later:
-        found[Columns.NEXT_STATE_IN] = later[Columns.STATE_IN]
-    return found
+        with_actions[Columns.NEXT_STATE_IN] = later[Columns.STATE_IN]
+    return with_actions
 
 
 def connectors_of(config: Any, env: Any = None) -> Any:
@@ -186,24 +186,24 @@ def _generator() -> np.random.Generator:
 def _drawn(space: Any, generator: np.random.Generator) -> Any:
     """One observation as an environment returns it."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return _of_each(space, lambda own: _drawn(own, generator))
+        return _of_each(space, lambda part: _drawn(part, generator))
     if isinstance(space, spaces.Box):
         return _box(space, (), generator)
-    own = copy.deepcopy(space)  # seeding must not change the user's
-    own.seed(int(generator.integers(2**31)))
-    return own.sample()
+    copied = copy.deepcopy(space)  # seeding must not change the user's
+    copied.seed(int(generator.integers(2**31)))
+    return copied.sample()
 
 
 def _of_each(space: Any, draw: Callable[[Any], Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {name: draw(own) for name, own in space.spaces.items()}
-    return tuple(draw(own) for own in space.spaces)
+        return {name: draw(part) for name, part in space.spaces.items()}
+    return tuple(draw(part) for part in space.spaces)
 
 
 def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
     """Random observations of shape ``(*lead, *space.shape)``, as RLlib's connectors make them."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return _of_each(space, lambda own: _observations(own, lead, generator))
+        return _of_each(space, lambda part: _observations(part, lead, generator))
     if isinstance(space, spaces.Box):
         values = _box(space, lead, generator)
         return torch.as_tensor(values.astype(np.float32) if space.dtype == np.float64 else values)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from autocompile.errors import UsageError
+from autocompile.errors import UsageError, first_line
 from autocompile.runtime.compiling import register_backend_of
 from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 
@@ -30,8 +30,7 @@ def pick_device(name: str | None) -> torch.device:
         if device.type not in ("cpu", "cuda"):  # elsewhere nothing here waits for a call to end
             raise NotImplementedError("calls are timed on a CPU or on a GPU under CUDA or ROCm")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0][:200]
-        raise UsageError(f"device {name!r} cannot be used here: {first}") from None
+        raise UsageError(f"device {name!r} cannot be used here: {first_line(error)}") from None
     return device
 
 
@@ -82,8 +81,8 @@ def _not_ours(name: str) -> str:
     known = _COMPILER_FNS.get(name)
     if known is not None and not known.__module__.startswith("autocompile."):
         return f"this torch has its own {name}, which differs from autocompile's"
-    found = entry_points(group="torch_dynamo_backends", name=name)
-    if any(entry.value.startswith("autocompile.") for entry in found):
+    entries = entry_points(group="torch_dynamo_backends", name=name)
+    if any(entry.value.startswith("autocompile.") for entry in entries):
         return ""
     return "autocompile, which has this backend, is not installed in this interpreter"
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.trial.measure.telemetry import first_line, loaded_code
+from autocompile.errors import first_line
+from autocompile.trial.measure.telemetry import loaded_code
 
 __all__ = ["Witness", "breaks_of", "operators"]
 
@@ -76,16 +77,16 @@ def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     took, seen = time.perf_counter() - begin, _Operators()
     with seen:
         call()
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "total": sum(seen.count.values()),
         "count": dict(seen.count.most_common(_MOST)),
     }
     if device.type == "cpu":  # on other devices a call returns before it has finished
         longest = sorted(seen.seconds.items(), key=lambda item: -item[1])[:_MOST]
-        found["seconds"] = {name: round(s, 9) for name, s in longest}
-        found["seconds_total"] = round(sum(seen.seconds.values()), 9)
-        found["call_s"] = round(took, 9)
-    return found
+        facts["seconds"] = {name: round(s, 9) for name, s in longest}
+        facts["seconds_total"] = round(sum(seen.seconds.values()), 9)
+        facts["call_s"] = round(took, 9)
+    return facts
 
 
 def _launches(source: str) -> dict[str, Counter[str]]:
@@ -94,17 +95,17 @@ def _launches(source: str) -> dict[str, Counter[str]]:
     body = source.rpartition("async_compile.wait(globals())")[2]
     if tail := _TAIL.search(body):
         body = body[: tail.start()]
-    found: dict[str, Counter[str]] = {k: Counter() for k in ("kernels", "library", "operators")}
+    launches: dict[str, Counter[str]] = {k: Counter() for k in ("kernels", "library", "operators")}
     for m in _CALL.finditer(body):
         if m["kernel"]:
-            found["kernels"][m["kernel"]] += 1
+            launches["kernels"][m["kernel"]] += 1
         elif m["extern"]:
-            found["library"][m["extern"]] += 1
+            launches["library"][m["extern"]] += 1
         elif m["space"] in ("mkldnn", "mkl", "onednn"):
-            found["library"][m["op"]] += 1
+            launches["library"][m["op"]] += 1
         elif m["space"] != "inductor" and not _FREE.match(m["op"]):
-            found["operators"][m["op"]] += 1
-    return found
+            launches["operators"][m["op"]] += 1
+    return launches
 
 
 def _wrappers() -> dict[Path, str]:
@@ -122,19 +123,19 @@ class Witness:
     def facts(self) -> dict[str, Any]:
         """Graph breaks with their places, and why CUDA graphs were skipped."""
         reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
-        found: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for reason in list(reasons)[:100]:
             row = _break(reason.user_stack, reason.reason, self._home)
-            found.setdefault(f"{row['place']} {row['reason']}", row)
+            rows.setdefault(f"{row['place']} {row['reason']}", row)
         metrics = torch._dynamo.utils.get_compilation_metrics()
         texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
         skipped = [
             " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(" .")[:_WIDE]
             for text in filter(None, texts)
         ]
-        told = [row for row in found.values() if row["code"]]
+        with_code = [row for row in rows.values() if row["code"]]
         return {
-            "breaks": (told or list(found.values()))[:_MOST],
+            "breaks": (with_code or list(rows.values()))[:_MOST],
             "cudagraph_skip_reasons": list(dict.fromkeys(skipped))[:5],
         }
 
@@ -143,9 +144,9 @@ class Witness:
         texts = [text for file, text in _wrappers().items() if file not in self._before]
         if not texts or recompiles or any("cpp_wrapper_src" in text for text in texts):
             return None
-        found = [_launches(text) for text in texts]
+        launches = [_launches(text) for text in texts]
         counters = torch._dynamo.utils.counters
-        sums = {k: sum((one[k] for one in found), Counter()) for k in found[0]}
+        sums = {k: sum((one[k] for one in launches), Counter()) for k in launches[0]}
         return {
             "graphs": len(texts),
             **{f"{k}_total": sum(v.values()) for k, v in sums.items()},
@@ -167,15 +168,15 @@ def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
     frames = [(Path(f.filename), f) for f in stack or ()]
     frames = [each for each in frames if not each[0].is_relative_to(_TORCH)]
     users = [each for each in frames if not each[0].is_relative_to(_OURS)]
-    own = [
+    of_the_target = [
         (path, frame)
         for path, frame in users
         if path.is_relative_to(home) and "site-packages" not in path.parts
     ]
     if frames:
-        path, frame = (own or users or frames)[-1]
+        path, frame = (of_the_target or users or frames)[-1]
         row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
     if users:  # a file of autocompile would not help a user
-        short = path.relative_to(home).as_posix() if own else "/".join(path.parts[-2:])
+        short = path.relative_to(home).as_posix() if of_the_target else "/".join(path.parts[-2:])
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
     return row

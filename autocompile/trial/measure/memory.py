@@ -63,14 +63,14 @@ def give_back(device: torch.device) -> None:
 
 def _storages(tree: Any, device: torch.device) -> dict[int, int]:
     """Address to bytes of each storage on the device."""
-    found = {}
+    sizes = {}
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor) and leaf.device.type == device.type:
             # A sparse tensor has no storage of its own.
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 storage = leaf.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
-    return found
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sizes
 
 
 def freed_bytes(let_go: Callable[[], None]) -> int:
@@ -132,12 +132,12 @@ def _cuda_peak(
     growth -= sum(int(s["allocated_size"]) for s in pools) - used_in_pools
     del output
     regions = [(int(s["address"]), int(s["total_size"])) for s in pools]
-    own = sum(
+    outside = sum(
         size
         for address, size in _storages(held(), device).items()
         if not any(start <= address < start + length for start, length in regions)
     )
-    return own + max(0, growth) + sum(length for _, length in regions)
+    return outside + max(0, growth) + sum(length for _, length in regions)
 
 
 def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:

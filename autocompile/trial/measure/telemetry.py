@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autocompile.errors import first_line
 from autocompile.protocol.processes import children
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
@@ -25,7 +26,6 @@ __all__ = [
     "drain",
     "dynamo_facts",
     "end_compile_workers",
-    "first_line",
     "loaded_code",
     "reset_dynamo",
     "same_code_key",
@@ -100,12 +100,6 @@ def reset_dynamo(backend: str) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
-def first_line(text: object) -> str:
-    """The first line that is not blank, at most 300 characters."""
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""
-
-
 def compilations() -> int:
     """A number that increases whenever Dynamo compiles something.
 
@@ -148,12 +142,12 @@ def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
 def loaded_code() -> dict[Path, str]:
     """File and text of the modules that Inductor has loaded in this process."""
     cache = sys.modules.get("torch._inductor.codecache")
-    found = {}
+    texts = {}
     for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
         file = Path(getattr(module, "__file__", None) or "").resolve()
         with contextlib.suppress(OSError):
-            found[file] = file.read_text("utf-8", "replace")
-    return found
+            texts[file] = file.read_text("utf-8", "replace")
+    return texts
 
 
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
@@ -165,9 +159,9 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     if not config.entry.by_inductor:
         return ""
     home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    # The fork server's own are elsewhere.
-    own = (text for file, text in loaded_code().items() if home in file.parents)
-    texts = [text.replace(str(home), "") for text in own]
+    # The fork server's own modules are elsewhere.
+    code = loaded_code().items()
+    texts = [text.replace(str(home), "") for file, text in code if home in file.parents]
     if not texts:
         return ""
     options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}

@@ -1,14 +1,21 @@
 """Times several callables in alternating blocks, calls that compile, and a reference workload.
 
-Each round times one block of each side in one process, so that clock speed, load and heat affect
-all equally. A block is about 20 ms of calls between two synchronizations. A search stops timing a
-setting that is clearly too slow (:func:`screen`); a race times all sides for the same number of
-rounds (:func:`side_by_side`).
+What is covered:
 
-A side slows the first calls of the next one: its threads busy-wait for about ten milliseconds after
-their last call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5
-times as long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is
-measured, and if it matters a block's clock starts after them.
+- the steady time of a call. Each round times one block of each side in one process, so that clock
+  speed, load and heat affect all equally. A block is about 20 ms of calls between two
+  synchronizations, without Python's garbage collector. A search stops timing a setting that is
+  clearly too slow (:func:`screen`); a race times all sides for as many rounds
+  (:func:`side_by_side`);
+- what a side costs the next one: its threads busy-wait for about ten milliseconds after their last
+  call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5 times as
+  long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is measured,
+  and if it matters a block's clock starts after them;
+- compile time: the first calls, less a steady one and the wait for other trials.
+
+What is not covered: what the user's program does between calls, such as loading data or copying it
+to the device; how processes differ, for which a race is repeated in several; calls that compile
+again when an input changes; and on a GPU the state of the host.
 """
 
 from __future__ import annotations
@@ -44,7 +51,7 @@ __all__ = [
 ]
 
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
-_LOOK_EVERY = 4
+_LOOK_EVERY = 4  # rounds: a look after each would stop on noise more often
 _FEW = 3  # rounds of very long calls
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
 _LONG_CALL_S = 1.0  # such a call needs no warm-up beyond the calls of verification
@@ -52,7 +59,7 @@ _NEAR = 0.97  # of the best speed-up; a setting below it is too slow
 _ALONE_BLOCKS = 5
 _GAP_S = 0.01  # by then threads of OpenMP and onnxruntime have stopped busy-waiting
 _SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times as long
-_LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4
+_LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _SLOWER = 1.03  # smaller differences between calls are noise
 _NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
@@ -226,12 +233,12 @@ def screen(
         began = time.monotonic()
         while not _is_enough(rounds, time.monotonic() - began, limits):
             rounds.one()
-        found = rounds.measurement(1)
-        if found.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
+        measurement = rounds.measurement(1)
+        if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
             alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
-    if found.eager_call_s <= _SLOWED * alone_s:
-        return found, []
-    slowed = found.eager_call_s / alone_s - 1
+    if measurement.eager_call_s <= _SLOWED * alone_s:
+        return measurement, []
+    slowed = measurement.eager_call_s / alone_s - 1
     note = f"eager runs {slowed:.0%} slower next to this setting than alone"
     return rounds.measurement(1, ("eager_slowed",)), [note]
 

@@ -29,7 +29,7 @@ from autocompile.runtime.rllib.observations import MadeUpEnv
 
 __all__ = ["Updates", "minibatch", "seconds_of_update"]
 
-_FEW_ROWS = 8, 32
+_FEW_ROWS = 8, 32  # two numbers, for what an update and what a row of it takes
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
@@ -37,7 +37,7 @@ class Updates:
     """Gradient updates of a full RLModule, which they change, by the Learner of its config."""
 
     def __init__(self, config: Any, module: Any) -> None:
-        own = _in_this_process(config)
+        local = _in_this_process(config)
         agents = MultiRLModule()
         agents.add_module(DEFAULT_MODULE_ID, module)
         device = next(module.parameters()).device
@@ -47,7 +47,7 @@ class Updates:
             # IMPALA and APPO start an update thread that never ends.
             mock.patch.object(threading.Thread, "start"),
         ):
-            self.learner = own.learner_class(config=own, module=agents)
+            self.learner = local.learner_class(config=local, module=agents)
             self.learner.build()
         self.optimizers = list(self.learner._named_optimizers.values())
         names = {id(p): name for name, p in module.named_parameters()}
@@ -86,8 +86,8 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
         training_data=TrainingData(episodes=episodes),
         minibatch_size=count if config.minibatch_size else None,
     )
-    found = next(iter(batches))
-    return {name: dict(columns) for name, columns in found.policy_batches.items()}
+    by_module = next(iter(batches)).policy_batches
+    return {name: dict(columns) for name, columns in by_module.items()}
 
 
 def seconds_of_update(config: Any, module: Any, rows: int) -> float:
@@ -113,20 +113,20 @@ def _episodes(config: Any, module: Any, count: int) -> list[Any]:
     length = _OF_A_BUFFER
     if not getattr(config, "replay_buffer_config", None):
         length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
-    own = _in_this_process(config)
-    own.callbacks_class = RLlibCallback
-    for name in [name for name in vars(own) if name.startswith("callbacks_on_")]:
-        setattr(own, name, None)
+    local = _in_this_process(config)
+    local.callbacks_class = RLlibCallback
+    for name in [name for name in vars(local) if name.startswith("callbacks_on_")]:
+        setattr(local, name, None)
     spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
-    own.environment(env=MadeUpEnv, env_config={**spaces, "length": length})
+    local.environment(env=MadeUpEnv, env_config={**spaces, "length": length})
     environments = math.ceil(count / length)
-    own.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
-    own.gym_env_vectorize_mode = "sync"
-    runner = SingleAgentEnvRunner(config=own)
+    local.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
+    local.gym_env_vectorize_mode = "sync"
+    runner = SingleAgentEnvRunner(config=local)
     runner.module.load_state_dict(module.state_dict(), strict=False)
-    found: list[Any] = runner.sample(num_timesteps=environments * length)
+    episodes: list[Any] = runner.sample(num_timesteps=environments * length)
     runner.stop()
-    return found
+    return episodes
 
 
 def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list[Any]:
@@ -134,7 +134,7 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
     buffer = from_config(ReplayBuffer, dict(config.replay_buffer_config))
     buffer.rng = np.random.default_rng(np.random.randint(2**31))
     buffer.add(episodes)
-    found: list[Any] = buffer.sample(
+    sample: list[Any] = buffer.sample(
         num_items=count,
         n_step=config.n_step,
         batch_length_T=module.is_stateful() * config.model_config.get("max_seq_len", 0),
@@ -144,15 +144,15 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
         beta=config.replay_buffer_config.get("beta"),
         sample_episodes=True,
     )
-    return found
+    return sample
 
 
 def _in_this_process(config: Any) -> Any:
     """A copy of the configuration without remote workers and ray's own compiling."""
-    own = config.copy(copy_frozen=False)
-    own.rollout_fragment_length = config.get_rollout_fragment_length()
-    own.num_learners = own.num_gpus_per_learner = own.num_gpus_per_env_runner = 0
-    own.num_aggregator_actors_per_learner = 0
-    own.torch_compile_learner = False
-    own.seed = None  # or all batches are equal
-    return own
+    local = config.copy(copy_frozen=False)
+    local.rollout_fragment_length = config.get_rollout_fragment_length()
+    local.num_learners = local.num_gpus_per_learner = local.num_gpus_per_env_runner = 0
+    local.num_aggregator_actors_per_learner = 0
+    local.torch_compile_learner = False
+    local.seed = None  # or all batches are equal
+    return local

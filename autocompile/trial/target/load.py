@@ -46,13 +46,13 @@ def import_target(spec: str) -> ModuleType:
         return importlib.import_module(place)
     path = Path(place).resolve()
     sys.path.insert(0, str(path.parent))  # as for a script: it may import files next to it
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if found is None or found.loader is None:
+    spec_of_file = importlib.util.spec_from_file_location(path.stem, path)
+    if spec_of_file is None or spec_of_file.loader is None:
         raise TargetError(f"{place} is not a Python file")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec_of_file)
     if path.stem not in sys.modules and path.stem not in sys.stdlib_module_names:
         sys.modules[path.stem] = module  # files next to it may import it
-    found.loader.exec_module(module)
+    spec_of_file.loader.exec_module(module)
     return module
 
 
@@ -101,7 +101,7 @@ def _fill_lazy(target: Target) -> None:
         part.training = training
 
 
-def _own(module: ModuleType) -> dict[str, Any]:
+def _defined_in(module: ModuleType) -> dict[str, Any]:
     """The public names that a module defines itself."""
     return {
         name: value
@@ -111,8 +111,8 @@ def _own(module: ModuleType) -> dict[str, Any]:
 
 
 def _names(module: ModuleType) -> str:
-    own = [f"{n}()" if inspect.isfunction(v) else n for n, v in _own(module).items()]
-    return ", ".join(own[:12]) or "nothing of its own"
+    names = [f"{n}()" if inspect.isfunction(v) else n for n, v in _defined_in(module).items()]
+    return ", ".join(names[:12]) or "nothing of its own"
 
 
 def _from_module(module: ModuleType, place: str) -> Target:
@@ -120,10 +120,10 @@ def _from_module(module: ModuleType, place: str) -> Target:
         return _from_object(module.get_model, module, place)
     if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
         return _plain("KernelBench", module.Model(*module.get_init_inputs()), module, place)
-    own = _own(module).items()
+    defined = _defined_in(module).items()
     guesses = [name for name, value in vars(module).items() if isinstance(value, nn.Module)]
-    guesses += [n for n, v in own if _is_model_class(v) and not _why_not_callable(v)]
-    guesses += [n for n, v in own if inspect.isfunction(v) and n not in _BESIDE]
+    guesses += [n for n, v in defined if _is_model_class(v) and not _why_not_callable(v)]
+    guesses += [n for n, v in defined if inspect.isfunction(v) and n not in _BESIDE]
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {_names(module)}",

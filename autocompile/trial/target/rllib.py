@@ -14,7 +14,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
 from autocompile.runtime.rllib import observations
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
@@ -24,7 +24,6 @@ from autocompile.settings.phases import (
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target.target import Target
 
@@ -100,13 +99,13 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
     except Exception:  # an incomplete config
         return
     target.calls_per_update = {FORWARD_EXPLORATION: length}
-    told = f"{length}: one rollout fragment"
+    words = f"{length}: one rollout fragment"
     plain = AlgorithmConfig.get_rollout_fragment_length
     is_shared_out = type(config).get_rollout_fragment_length is plain
     if config.rollout_fragment_length == "auto" and is_shared_out:
         target.samples_per_update = {FORWARD_EXPLORATION: samples}
-        told += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
-    target.choices["calls per update"] = told
+        words += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
+    target.choices["calls per update"] = words
 
 
 def _take_threads(config: Any, target: Target) -> None:
@@ -121,8 +120,8 @@ def _take_threads(config: Any, target: Target) -> None:
         if remote:
             count = max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1  # or "auto"
             target.threads |= {n: count for n, phase in PHASES.items() if phase.role == role}
-            told = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
-            target.choices[f"{name}s"] = told
+            words = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
+            target.choices[f"{name}s"] = words
 
 
 def _target(kind: str, module: Any, config: Any = None) -> Target:

@@ -17,16 +17,8 @@ from torch.utils import _pytree as pytree
 from autocompile.errors import TargetError
 from autocompile.runtime.applying import prepare_model, process_of
 from autocompile.runtime.inplace import apply_config
+from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import (
-    FORWARD,
-    FORWARD_EXPLORATION,
-    FORWARD_TRAIN,
-    LEARNER_UPDATE,
-    OPTIMIZER_STEP,
-    PHASES,
-    TRAIN_STEP,
-)
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.verify.outputs import View, pieces
 
@@ -42,7 +34,8 @@ __all__ = [
 ]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
-_PERTURBATION = 0.1  # relative to each parameter's RMS
+# Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
+_PERTURBATION = 0.1
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _ROOM = 4  # copies stay on a GPU that has room for so many
 
@@ -114,8 +107,8 @@ class Side:
                     tensor.copy_(value)
         self.forget()
         # Not booleans: Dynamo may have changed flags of the compiled side.
-        for own, kept in zip(self._dictionaries(), numbers, strict=False):
-            own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
+        for mine, kept in zip(self._dictionaries(), numbers, strict=False):
+            mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
 
     def _changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in the same order on both sides."""
@@ -131,13 +124,13 @@ class Side:
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
     buffers = list(model.buffers())
-    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
+    known = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
     values = (v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES)
     leaves = pytree.tree_leaves(
         [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
     )
     plain = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and _has_one(x)}
-    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in own]
+    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in known]
 
 
 def _has_one(x: torch.Tensor) -> bool:
@@ -177,8 +170,8 @@ def random_states() -> list[bytes]:
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
-    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
-    return [state.numpy().tobytes() for state in states] + list(own)
+    others = [random.getstate(), np.random.get_state()]
+    return [s.numpy().tobytes() for s in states] + [repr(state).encode() for state in others]
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
@@ -210,7 +203,7 @@ def phases_of(target: Target) -> tuple[str, ...]:
     """The phases that a target has."""
     return tuple(
         name
-        for name, phase in PHASES.items()
+        for name, phase in phases.PHASES.items()
         if phase.is_rl in (None, target.is_rl) and (target.make_learner or not phase.needs_config)
     )
 
@@ -229,28 +222,28 @@ def make_side(
         )
     model = target.fresh_model(phase) if model is None else model
     usual = {"threads": target.threads[phase]} if phase in target.threads else {}
-    side = Side(model, PHASES[phase].trains, inputs, config, process=usual | config.process)
+    side = Side(model, phases.PHASES[phase].trains, inputs, config, process=usual | config.process)
     side.held = lambda: state_of(model)
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
-    if phase == FORWARD:
+    if phase == phases.FORWARD:
         model.eval()
         apply_config(model, phase, config)
         side.call = lambda: call_model(model, side.inputs)
-    elif PHASES[phase].is_forward:
+    elif phases.PHASES[phase].is_forward:
         apply_config(model, phase, config)
         side.call = _rl_call(side, phase)
-        if phase == FORWARD_TRAIN:
+        if phase == phases.FORWARD_TRAIN:
             side.view = lambda output: _with_gradients(target, side, output)
-    elif phase == LEARNER_UPDATE:
+    elif phase == phases.LEARNER_UPDATE:
         _make_learner_update(target, side)
-    elif PHASES[phase].steps:
+    elif phases.PHASES[phase].steps:
         prepare_model(model, config)
-        if phase == OPTIMIZER_STEP:
+        if phase == phases.OPTIMIZER_STEP:
             _make_gradients(model)
         optimizer = target.make_optimizer(model)
         side.optimizers = [optimizer]
         step: Callable[[], Any] = lambda: optimizer.step()  # noqa: E731
-        if phase == TRAIN_STEP:
+        if phase == phases.TRAIN_STEP:
             step = training_step(target, model.train(), optimizer, lambda: side.inputs)
         is_whole = config.scope == "step"
         applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
@@ -258,7 +251,7 @@ def make_side(
         # Without those that nothing steps, whose gradients add up as the user's own code has it.
         steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in _parameters(model).items() if id(p) in steps}
-        _compare_training(side, trained, has_loss=phase == TRAIN_STEP)
+        _compare_training(side, trained, has_loss=phase == phases.TRAIN_STEP)
     else:
         raise NotImplementedError(f"the phase {phase} has no unit of work")
     return side
@@ -268,8 +261,8 @@ def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
     """The call that env runners and learners make; exploration gets the step count ``t``."""
     method = getattr(side.model, phase)
     beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
-    told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
-    if phase != FORWARD_EXPLORATION or not told:
+    takes_steps = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
+    if phase != phases.FORWARD_EXPLORATION or not takes_steps:
         return lambda: method(dict(side.inputs))  # a module may take things out of its batch
     side.steps["t"] = _FIRST_STEP
 
@@ -308,9 +301,9 @@ def _compare_training(
     """Compare loss, gradients and buffers, and hold what a step changes."""
 
     def view(loss: Any) -> View:
-        found = {"gradients": _gradients(parameters)}
+        gradients = {"gradients": _gradients(parameters)}
         buffers = dict(side.model.named_buffers())
-        return {"loss": loss, **found, "buffers": buffers} if has_loss else found
+        return {"loss": loss, **gradients, "buffers": buffers} if has_loss else gradients
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
@@ -352,7 +345,7 @@ def _make_learner_update(target: Target, side: Side) -> None:
     assert target.make_learner
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers
-    apply_config(side.model, LEARNER_UPDATE, side.config, side.optimizers)
+    apply_config(side.model, phases.LEARNER_UPDATE, side.config, side.optimizers)
     side.call = lambda: updates.update(side.inputs)
     side.forget = updates.forget_metrics
     _compare_training(side, updates.parameters)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
 from autocompile.trial.verify.outputs import result_tensors
 
@@ -110,17 +110,16 @@ class Target:
             seed_everything(0)  # for what is in no state dict
             made = self.rebuild() if self.rebuild and model is self.model else model
             if made is model or {*map(id, made.parameters())} & {*map(id, model.parameters())}:
-                words = str(error).strip().partition("\n")[0]
                 raise TargetError(
                     "the model cannot be copied",
-                    f"copy.deepcopy(model): {type(error).__name__}: {words}",
+                    f"copy.deepcopy(model): {first_words(error)}",
                     hint="give a file with get_model(), which builds it anew",
                 ) from error
         made.to(self.device).load_state_dict(model.state_dict())
-        for own, part in zip(made.modules(), model.modules(), strict=True):
-            own.training = part.training
-        for mine, p in zip(made.parameters(), model.parameters(), strict=True):
-            mine.requires_grad_(p.requires_grad)
+        for part_made, part in zip(made.modules(), model.modules(), strict=True):
+            part_made.training = part.training
+        for p_made, p in zip(made.parameters(), model.parameters(), strict=True):
+            p_made.requires_grad_(p.requires_grad)
         return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:

@@ -26,7 +26,7 @@ from autocompile.trial.target.load import import_target
 
 __all__ = ["compare", "compare_target"]
 
-_MOST_WARM_UPS = 50  # iterations until a learner must have begun to learn
+_MOST_WARM_UPS = 50  # iterations: with a replay buffer, learning begins after many random steps
 
 
 def compare_target(request: AlgorithmRequest, channel: Channel, result: AlgorithmResult) -> None:
@@ -44,7 +44,7 @@ def compare(
     settings: TunedSet,
     deadline: float,
     result: AlgorithmResult,
-    told: Callable[[Step], None] = lambda _: None,
+    note_step: Callable[[Step], None] = lambda _: None,
 ) -> None:
     """Build an algorithm with and one without the settings, warm both up, and let them take turns.
 
@@ -65,17 +65,18 @@ def compare(
         )
     algorithms: dict[str, Any] = {}
     with _ray_with_room(config), contextlib.ExitStack() as stack:
-        told(Step.COMPILE)
-        for side, own in (("untouched", config), ("tuned", tuned(config, settings))):
+        note_step(Step.COMPILE)
+        for side, its_config in (("untouched", config), ("tuned", tuned(config, settings))):
             began = time.monotonic()
-            algorithms[side] = _timed(own).build_algo()
+            algorithms[side] = _timed(its_config).build_algo()
             stack.callback(algorithms[side].stop)
             result.warmup_iterations[side] = _warm_up(algorithms[side], deadline)
             result.warmup_s[side] = round(time.monotonic() - began, 3)
-        told(Step.MEASURE)
+        note_step(Step.MEASURE)
         took_s = 0.0
         while len(result.rounds) < 2 or time.monotonic() + took_s < deadline:
             began = time.monotonic()
+            # Each goes first in turn, so that a drift of the machine favours neither.
             order = list(algorithms)[:: -1 if len(result.rounds) % 2 else 1]
             turns = {side: _turn(algorithms[side]) for side in order}
             result.active = turns["tuned"].pop("active")
@@ -234,12 +235,12 @@ def _turn(algorithm: Any) -> dict[str, Any]:
 
 def _spent(algorithm: Any) -> dict[str, float]:
     """The counts of runners and learners since the last call; waits for calls in progress."""
-    found: Any = Counter()
+    counts: Any = Counter()
     parts = algorithm.env_runner_group.foreach_env_runner(_take)
     parts += [answer.get() for answer in algorithm.learner_group.foreach_learner(_take)]
     for part in parts:
-        found.update(part)
-    return dict(found)
+        counts.update(part)
+    return dict(counts)
 
 
 def _take(part: Any, **_: Any) -> Any:

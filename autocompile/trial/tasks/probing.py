@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import AutocompileError, TargetError
+from autocompile.errors import AutocompileError, TargetError, first_words
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult
 from autocompile.runtime import machine
-from autocompile.runtime.optimizers import implementations
+from autocompile.runtime.optimizers import implementations, set_implementation
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
-from autocompile.trial import failures
 from autocompile.trial.channel import Channel
+from autocompile.trial.failures import only_logged
 from autocompile.trial.measure import environment, memory, telemetry
-from autocompile.trial.measure.optimizers import seconds_by_implementation
+from autocompile.trial.measure.timing import Timed, block
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
 from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare
-from autocompile.trial.verify.outputs import View, copy_view, has_tensor, without
+from autocompile.trial.verify.outputs import View, copy_view, has_tensor, tensors_by_path, without
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["described", "probe", "shapes_in"]
 
-_DEPTH = 6  # of objects in inputs
 _MOST_APART = 0.05  # from eager's own results: more is no noise
+_WARM_STEPS = 3  # of an optimizer: the first makes its state, the second finds it
+_BLOCK_S, _BLOCKS, _MAX_S = 0.01, 20, 2.0  # for timing one implementation of an optimizer
 
 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
@@ -59,7 +58,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
             except Exception as error:
                 if request.phases or result.during or phase == phases[0]:
                     raise
-                words = f"not tuned, since it fails in eager mode: {failures.first_words(error)}"
+                words = f"not tuned, since it fails in eager mode: {first_words(error)}"
                 result.target["choices"][phase] = words
                 result.target["phases"] = [p for p in result.target["phases"] if p != phase]
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
@@ -116,23 +115,9 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
         result.target["fixed_batch_size"] = int(shape[0])
 
 
-def shapes_in(
-    value: Any, path: str = "", met: frozenset[int] = frozenset()
-) -> dict[str, tuple[int, ...]]:
+def shapes_in(inputs: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors in inputs, by path, also in attributes of objects."""
-    if isinstance(value, torch.Tensor):
-        return {path: tuple(value.shape)}
-    is_code = isinstance(value, (torch.nn.Module, type, ModuleType, FunctionType, MethodType))
-    if is_code or id(value) in met or len(met) > _DEPTH:
-        return {}
-    if isinstance(value, (list, tuple)):
-        parts = [(f"{path}[{i}]", x) for i, x in enumerate(value)]
-    elif isinstance(value, Mapping):
-        parts = [(f"{path}[{k!r}]", x) for k, x in value.items()]
-    else:
-        parts = [(f"{path}.{n}".lstrip("."), x) for n, x in getattr(value, "__dict__", {}).items()]
-    met |= {id(value)}
-    return {p: shape for where, x in parts for p, shape in shapes_in(x, where, met).items()}
+    return {path.lstrip("."): tuple(x.shape) for path, x in tensors_by_path(inputs).items()}
 
 
 def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
@@ -142,11 +127,8 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
         TargetError: it does not, or it returns nothing that could be compared.
     """
     views: list[View] = []
-    for model in (
-        target.fresh_model(FORWARD, True),
-        target.fresh_model(FORWARD, True),
-        target.model,
-    ):
+    one, other = target.fresh_model(FORWARD, True), target.fresh_model(FORWARD, True)
+    for model in (one, other, target.model):
         # Other inputs than before, of which a copy's hooks may have left results in the model.
         inputs = inputs_of(target, FORWARD, request.batch_size, request.header.seed, draw=1)
         side = make_side(target, FORWARD, inputs, model=model)
@@ -174,15 +156,56 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
 def _optimizer_seconds(
     target: Target, phases: list[str], channel: Channel
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a step by implementation of the optimizer, of each phase that trains a model."""
-    found = {}
+    """Seconds of an optimizer step by implementation, of each phase that trains a model.
+
+    A training step is forward, backward and the optimizer's step, one after the other, so the
+    fastest implementation alone is the fastest in any step whose model is compiled. ``default`` is
+    the target's; empty where there is no choice. One set of parameters, gradients and states is
+    held at a time.
+    """
+    seconds: dict[str, dict[str, float]] = {}
     for phase in phases:
         if PHASES[phase].has_backward and PHASES[phase].steps:
             # An optimizer that cannot step alone, such as one with a closure, fails in eager mode.
-            with channel.exclusive(), failures.only_logged():
-                synchronize = telemetry.synchronizer(target.device)
-                found[phase] = seconds_by_implementation(target, phase, synchronize)
-    return found
+            with channel.exclusive(), only_logged():
+                model = target.fresh_model(phase)
+                common = _in_common(_optimizers(target, phase, model))
+                names = ["default", *common] if common else []
+                seconds[phase] = {name: _step_s(target, phase, model, name) for name in names}
+    return seconds
+
+
+def _optimizers(target: Target, phase: str, model: torch.nn.Module) -> list[Any]:
+    """Fresh optimizers of a phase."""
+    if target.make_learner and phase == LEARNER_UPDATE:
+        return list(target.make_learner(model).optimizers)
+    return [target.make_optimizer(model)]
+
+
+def _in_common(optimizers: list[Any]) -> list[str]:
+    """The implementations that all of these have beside their own."""
+    every = [implementations(optimizer) for optimizer in optimizers]
+    return [name for name in OPTIMIZERS if every and all(name in each for each in every)]
+
+
+def _step_s(target: Target, phase: str, model: torch.nn.Module, name: str) -> float:
+    """Seconds of a step of the optimizers of a phase with an implementation."""
+    steps = []
+    for optimizer in _optimizers(target, phase, model):
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            p.grad = torch.full_like(p, 1e-3)
+        set_implementation(optimizer, name)
+        steps.append(optimizer.step)
+    side = Timed(lambda: [step() for step in steps], lambda: None, contextlib.nullcontext)
+    synchronize = telemetry.synchronizer(target.device)
+    once_s = min(block(side, 1, synchronize) for _ in range(_WARM_STEPS))
+    calls = max(1, round(_BLOCK_S / once_s))
+    blocks = max(1, min(_BLOCKS, round(_MAX_S / (calls * once_s))))
+    # The least of many short blocks: a neighbour slows some of them, and nothing makes one faster.
+    step_s = min(block(side, calls, synchronize) for _ in range(blocks))
+    for p in model.parameters():
+        p.grad = None
+    return step_s
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
@@ -196,11 +219,10 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     steps = trains and any(
         PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases
     )
-    own = target.make_optimizer(model) if steps else None
-    optimizers: list[Any] = [own] if steps else []
+    targets_own = target.make_optimizer(model) if steps else None
+    optimizers: list[Any] = [targets_own] if steps else []
     if LEARNER_UPDATE in phases and target.make_learner:
-        optimizers += target.make_learner(target.fresh_model(LEARNER_UPDATE)).optimizers
-    every = [implementations(optimizer) for optimizer in optimizers]
+        optimizers += _optimizers(target, LEARNER_UPDATE, target.fresh_model(LEARNER_UPDATE))
     return {
         "kind": target.kind,
         "description": type(target.model).__name__,
@@ -214,8 +236,8 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "threads": target.threads,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
-        "optimizers": [o for o in OPTIMIZERS if every and all(o in found for found in every)],
-        "optimizer": own and described(own, model),
+        "optimizers": _in_common(optimizers),
+        "optimizer": targets_own and described(targets_own, model),
         "is_rl": target.is_rl,
         "choices": target.choices,
         "sha256": target.sha256,
@@ -231,16 +253,16 @@ def described(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[
     """
     group, kind = optimizer.param_groups[0], type(optimizer)
     lr = _of_python(group.get("lr"))
-    found = {"lr": float(lr) if isinstance(lr, torch.Tensor) else lr}
+    facts = {"lr": float(lr) if isinstance(lr, torch.Tensor) else lr}
     names = inspect.signature(kind).parameters
     given = {n: _of_python(group[n]) for n in names if n in group and n != "params"}
     is_all = [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
     is_plain = all(_is_plain(value) for value in given.values())
     is_torchs = getattr(torch.optim, kind.__name__, None) is kind
     if is_torchs and is_all and is_plain and len(optimizer.param_groups) == 1:
-        found["class"] = kind.__name__
-        found["arguments"] = {n: v for n, v in given.items() if v != names[n].default}
-    return found
+        facts["class"] = kind.__name__
+        facts["arguments"] = {n: v for n, v in given.items() if v != names[n].default}
+    return facts
 
 
 def _of_python(value: Any) -> Any:

@@ -62,38 +62,38 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
         for side in request.sides
     ]
     run = _Race(request, channel)
-    for asked, said in zip(request.sides, result.sides, strict=True):
+    for side, record in zip(request.sides, result.sides, strict=True):
         channel.step(Step.COMPILE)
-        with run.turn(said):
-            run.racers.append(run.compiled(asked, said))
-    telemetry.end_compile_workers()
+        with run.turn(record):
+            run.racers.append(run.compiled(side, record))
+    telemetry.end_compile_workers()  # after the last compile: a worker would take a core
     with no_garbage_collection():
-        found = run.timed()
+        measurements = run.timed()
     channel.step(Step.VERIFY)
-    for racer, measurement in found:
-        asked, said = racer.asked, racer.said
-        with run.turn(said), run.exclusive_on_cpu():
+    for racer, measurement in measurements:
+        side, record = racer.asked, racer.record
+        with run.turn(record), run.exclusive_on_cpu():
             racer.verifier.last_call(racer.side)
-            said.measurement, said.reference_s = measurement, run.reference.median_s
-            if asked.is_warm and not asked.config.is_eager:
-                said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
-                said.compile_window = racer.clock.window  # others of the host may have held us
-            said.outcome, said.step = Outcome.OK, Step.EXIT
+            record.measurement, record.reference_s = measurement, run.reference.median_s
+            if side.is_warm and not side.config.is_eager:
+                record.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
+                record.compile_window = racer.clock.window  # others of the host may have held us
+            record.outcome, record.step = Outcome.OK, Step.EXIT
 
 
 @dataclass(frozen=True)
 class _Racer:
-    """A side that has compiled and was right at its first calls; ``said`` is its result."""
+    """A side that has compiled and was right at its first calls; ``record`` is its result."""
 
     asked: requests.Side
-    said: Record
+    record: Record
     side: Side
     verifier: Verifier
     clock: FirstCalls
 
     @property
     def has_ended(self) -> bool:
-        return self.said.outcome is not Outcome.INTERRUPTED
+        return self.record.outcome is not Outcome.INTERRUPTED
 
 
 class _Dropped(Exception):
@@ -113,19 +113,19 @@ class _Race(Comparison):
         torch._dynamo.config.recompile_limit = _ENTRIES
 
     @contextlib.contextmanager
-    def turn(self, said: Record) -> Iterator[None]:
+    def turn(self, record: Record) -> Iterator[None]:
         """Context in which a crash or exception is this side's."""
-        os.pwrite(self._at_work, b"%8d" % said.number, 0)
+        os.pwrite(self._at_work, b"%8d" % record.number, 0)
         try:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            said.step = self.channel.current
-            note_failure(said, error, self.channel.current)
+            record.step = self.channel.current
+            note_failure(record, error, self.channel.current)
         finally:
             os.pwrite(self._at_work, b"%8d" % -1, 0)
 
-    def compiled(self, asked: requests.Side, said: Record) -> _Racer:
+    def compiled(self, asked: requests.Side, record: Record) -> _Racer:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
         os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
         target, phase, config, inputs = self.target, self.request.phase, asked.config, self.inputs()
@@ -145,7 +145,7 @@ class _Race(Comparison):
                 verifier.first_calls(side, output)
                 clock.stop()
         verifier.share_kept(side)
-        return _Racer(asked, said, side, verifier, clock)
+        return _Racer(asked, record, side, verifier, clock)
 
     def timed(self) -> list[tuple[_Racer, Measurement]]:
         """Time eager and all sides that work in rounds; start again when one fails."""
@@ -171,16 +171,16 @@ class _Race(Comparison):
 
     def _watched(self, racer: _Racer) -> Timed:
         """A side for timing whose failure inside a block is its own outcome."""
-        own = timed(racer.side)
+        timing = timed(racer.side)
 
         @contextlib.contextmanager
         def context() -> Iterator[None]:
-            with self.turn(racer.said), own.context():
+            with self.turn(racer.record), timing.context():
                 yield
             if racer.has_ended:
                 raise _Dropped
 
-        return Timed(own.call, own.restore, context)
+        return Timed(timing.call, timing.restore, context)
 
 
 @contextlib.contextmanager
@@ -198,8 +198,8 @@ def _own_code(number: int) -> Iterator[None]:
         def is_equal(self: Any, other: Any) -> bool:
             return getattr(other, "side", None) == number and bool(kind.__eq__(self, other))
 
-        own = {"side": number, "__eq__": is_equal, "__hash__": kind.__hash__}
-        backend.__class__ = type(kind.__name__, (kind,), own)
+        members = {"side": number, "__eq__": is_equal, "__hash__": kind.__hash__}
+        backend.__class__ = type(kind.__name__, (kind,), members)
         return optimize(*args, backend=backend, **kwargs)
 
     torch._dynamo.optimize = optimize_apart
@@ -238,10 +238,10 @@ def exported_side(
         exec(compile(exported.code, "exported", "exec"), names)
     finally:
         os.chdir(here)
-    own = process_state()
+    now = process_state()
     set_process(usual)  # of eager mode; the side has its own while it runs
     side.config = config
-    changed = {name: value for name, value in own.items() if value != usual[name]}
+    changed = {name: value for name, value in now.items() if value != usual[name]}
     side.process = {**side.process, **changed}
     side.optimizers = [o for o in (names["optimizer"],) if o is not None]
     if phase == FORWARD:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ import torch
 from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
-from autocompile.runtime.apply import apply
 from autocompile.runtime.applying import process_of
 from autocompile.runtime.inplace import apply_config
 from autocompile.settings import phases
-from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned import Choice
 from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.sides import training_step
-from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.target.sides import make_side
+from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.steps import inputs_of, load
 
 __all__ = ["save"]
@@ -33,14 +31,16 @@ _CALLS = 3  # an optimizer's first step makes its state, the next finds it
 def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     """Write the file; ``graphs`` counts what is in it, ``left_out`` what is not.
 
-    Settings are applied as by ``autocompile.apply`` and ``autocompile.rllib``, since torch's key of
-    a graph depends on it.
+    A side applies settings as ``autocompile.apply`` and ``autocompile.rllib`` do: torch's key of a
+    graph depends on it.
     """
     target = load(request, channel)
-    settings, usual = request.settings, torch.get_num_threads()
+    usual = torch.get_num_threads()
     warm_start.without_headers()
     channel.step(Step.COMPILE)
-    todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
+    todo = [
+        (phase, choice) for phase, choices in request.settings.phases.items() for choice in choices
+    ]
     # Other precisions last: torch does not undo them completely, and they are part of the key.
     for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
         if why := _why_not(phase, choice):
@@ -52,7 +52,7 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
         for threads in [usual, 1] if is_sampling else [usual]:
             with process_of({"threads": threads}), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that the settings are of another machine
-                _compile(target, settings, phase, choice, inputs)
+                _compile(target, phase, choice, inputs)
                 telemetry.reset_dynamo(choice.config.backend)
     result.graphs = warm_start.save(Path(request.file), target.device)
 
@@ -73,43 +73,16 @@ def _why_not(phase: str, choice: Choice) -> str:
     return ""
 
 
-def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs: Any) -> None:
-    model = target.fresh_model(phase)
-    if phase == phases.OPTIMIZER_STEP:
-        optimizer = target.make_optimizer(model)
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        apply(model, settings, phase, optimizer=optimizer)
-        _repeat(optimizer.step)
-        return
-    if phase == phases.LEARNER_UPDATE:
-        assert target.make_learner
-        updates = target.make_learner(model)
-        apply_config(model, phase, choice.config, updates.optimizers)
-        _repeat(lambda: updates.update(inputs))
-        return
-    if phase == phases.TRAIN_STEP:
-        optimizer = target.make_optimizer(model)
-        apply(model, settings, phase, batch_size=choice.batch_size, optimizer=optimizer)
-        _repeat(training_step(target, model.train(), optimizer, lambda: inputs))
-        return
-    if phase == phases.FORWARD:
-        model.eval()
-    apply(model, settings, phase, batch_size=choice.batch_size)
-    if phase == phases.FORWARD:
-        with torch.no_grad():
-            _repeat(lambda: call_model(model, inputs))
-    elif phase == phases.FORWARD_TRAIN:
-        method = getattr(model, phase)
-        _repeat(lambda: torch.autograd.backward(target.loss(method(inputs), inputs)))
-    else:
-        # As an env runner does it, to which a batch of made-up observations is given as well.
-        own: Any = importlib.import_module("autocompile.runtime.rllib.warm_up")
-        warmed = own.warm_up(model, phase, choice.batch_size or 1)
-        if "not_warmed_up" in warmed:
-            _repeat(lambda: getattr(model, phase)(inputs))
-
-
-def _repeat(call: Callable[[], Any]) -> None:
-    for _ in range(_CALLS):
-        call()
+def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
+    if phase in (phases.FORWARD_EXPLORATION, phases.FORWARD_INFERENCE):
+        # As an env runner does it: observations made up for its connectors, not a trial's inputs.
+        model = target.fresh_model(phase)
+        apply_config(model, phase, choice.config)
+        actors: Any = importlib.import_module("autocompile.runtime.rllib.actors")
+        if "not_warmed_up" not in actors.warm_up(model, phase, choice.batch_size or 1):
+            return
+    side = make_side(target, phase, inputs, choice.config)
+    # Not side.run(): the number of threads is part of torch's key, and the caller has set it.
+    with torch.set_grad_enabled(side.grad):
+        for _ in range(_CALLS):
+            side.view(side.call())  # the view of a forward_train makes its backward pass

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -16,7 +17,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.failures import Failed, first_words, only_logged
+from autocompile.trial.failures import Failed, only_logged
 from autocompile.trial.measure import explain, memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.target.load import home_of
@@ -113,11 +114,11 @@ class _Trial(Comparison):
         reference = ReferenceWork(self.target.device)
         reference.sample()
         seed = request.header.seed + request.number
-        measurement, said = screen(
+        measurement, notes = screen(
             timed(eager), timed(compiled), self.synchronize, request.limits, seed
         )
         reference.sample()
-        result.notes += said
+        result.notes += notes
         result.measurement = measurement
         if not request.config.is_eager:
             result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
@@ -133,8 +134,8 @@ class _Trial(Comparison):
         if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
             counts = request.calls_per_update is not None  # else their seconds decide nothing
             with self.channel.exclusive() if counts else contextlib.nullcontext():
-                found = self.verifier.new_weights(compiled, self.synchronize)
-            result.weights_live, took_s = found
+                is_live, took_s = self.verifier.new_weights(compiled, self.synchronize)
+            result.weights_live = is_live
             result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)
             result.calls_per_update = request.calls_per_update
 
@@ -190,6 +191,6 @@ class _Trial(Comparison):
 
 def _page_faults(side: Side) -> int | None:
     side.restore()
-    found = memory.page_faults(side.run)
+    faults = memory.page_faults(side.run)
     side.restore()
-    return found
+    return faults

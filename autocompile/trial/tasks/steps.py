@@ -21,7 +21,7 @@ from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.compare import mismatch_scale
-from autocompile.trial.verify.outputs import View, copy_view, flatten, refusal
+from autocompile.trial.verify.outputs import View, copy_view, refusal, tensors_by_path
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["Comparison", "inputs_of", "is_prepared", "load", "timed"]
@@ -99,14 +99,14 @@ class Comparison:
         if numbers == EAGER:
             return verifier.eager, verifier
         eager = verifier.another_side()
-        own = copy_view(eager.view(verifier.seeded_call(eager, 0)))
+        unchanged = copy_view(eager.view(verifier.seeded_call(eager, 0)))
         eager.keep()
-        _demand_close(verifier, own, notes)
+        _demand_close(verifier, unchanged, notes)
         return eager, verifier
 
 
-def _demand_close(verifier: Verifier, own: View, notes: list[str]) -> None:
-    """Compare eager mode at the requested precision with the unchanged model's view ``own``.
+def _demand_close(verifier: Verifier, unchanged: View, notes: list[str]) -> None:
+    """Compare eager mode at the requested precision with the view of the unchanged model.
 
     The user's check judges the outputs if there is one, otherwise the tolerance; without a
     tolerance any finite change is allowed. A note says how large the change is.
@@ -114,12 +114,12 @@ def _demand_close(verifier: Verifier, own: View, notes: list[str]) -> None:
     changed = verifier.expected
     # Without gradients and updates: noise among them differs at every precision.
     results = [
-        {n: v for n, v in view.items() if n in ("outputs", "loss")} for view in (own, changed)
+        {n: v for n, v in view.items() if n in ("outputs", "loss")} for view in (unchanged, changed)
     ]
     change = mismatch_scale(*results)
-    theirs = _tensors(changed)
-    for path, x in _tensors(own).items():
-        y = theirs.get(path)
+    tensors = tensors_by_path(changed)
+    for path, x in tensors_by_path(unchanged).items():
+        y = tensors.get(path)
         if y is None or x.shape != y.shape:
             continue
         if bool((x.isfinite() & ~y.isfinite()).any()):
@@ -130,16 +130,12 @@ def _demand_close(verifier: Verifier, own: View, notes: list[str]) -> None:
             change = max(change, float((x != y).float().mean()))  # such as labels
     notes.append(f"at the requested precision, outputs change by {change:.1g}")
     if verifier.check:
-        if problem := refusal(verifier.check, own["outputs"], changed["outputs"]):
+        if problem := refusal(verifier.check, unchanged["outputs"], changed["outputs"]):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (at the requested precision)")
     elif verifier.tolerance is not None and change > verifier.tolerance:
         limit = f"tolerance {verifier.tolerance:g}"
         what = f"outputs change by {change:.2g} (relative RMS; {limit})"
         raise Failed(Outcome.WRONG_OUTPUT, what)
-
-
-def _tensors(view: View) -> dict[str, torch.Tensor]:
-    return {path: x for path, x in flatten(view).leaves if isinstance(x, torch.Tensor)}
 
 
 def timed(side: Side) -> Timed:

@@ -140,18 +140,20 @@ class _Pair(NamedTuple):
     """Sums of squares over two tensors: of their difference, the first and the second."""
 
     apart: float
-    own: float
-    other: float
+    first: float
+    second: float
     elements: float
 
     @property
     def size(self) -> float:
-        return math.sqrt(self.own / max(1.0, self.elements))
+        return math.sqrt(self.first / max(1.0, self.elements))
 
     @property
     def ratio(self) -> float:
         """How long the second is, in lengths of the first."""
-        return math.sqrt(self.other / self.own) if self.own else math.inf if self.other else 1.0
+        if not self.first:
+            return math.inf if self.second else 1.0
+        return math.sqrt(self.second / self.first)
 
     def error(self, floor: float = 0.0) -> float:
         """RMS of the difference over that of the first, at least ``floor``."""
@@ -165,25 +167,25 @@ def _pairs_of(ours: Leaves, theirs: Leaves) -> dict[str, _Pair]:
 
     Waits for the device once: where others use a GPU too, each time takes milliseconds.
     """
-    found: dict[str, torch.Tensor] = {}
+    sums_of: dict[str, torch.Tensor] = {}
     counts = []
     for (path, a), (_, b) in zip(ours, theirs, strict=False):
         if not (path.startswith(_GRADIENTS) and _is_real(a) and _is_real(b)):
             continue
         if a.shape == b.shape and a.is_complex() == b.is_complex():
             a, b = _as_real(a), _as_real(b).to(a.device)
-            found[path] = torch.zeros(3, dtype=torch.float64, device=a.device)
+            sums_of[path] = torch.zeros(3, dtype=torch.float64, device=a.device)
             counts.append(a.numel())
             for x, y in zip(pieces(a), pieces(b), strict=True):
                 each = (_misses(x, y), _finite(x), _finite(y))
-                found[path] += torch.stack([part.square().sum() for part in each])
-    if not found:
+                sums_of[path] += torch.stack([part.square().sum() for part in each])
+    if not sums_of:
         return {}
-    device = next(iter(found.values())).device
-    sums = torch.stack([x.to(device) for x in found.values()]).tolist()
+    device = next(iter(sums_of.values())).device
+    sums = torch.stack([x.to(device) for x in sums_of.values()]).tolist()
     every = [_Pair(a, b, c, n) for (a, b, c), n in zip(sums, counts, strict=True)]
     whole = _Pair._make(sum(each) for each in zip(*every, strict=True))
-    return {**dict(zip(found, every, strict=True)), ALL: whole}
+    return {**dict(zip(sums_of, every, strict=True)), ALL: whole}
 
 
 def _noise_floors(leaves: Leaves, pairs: Mapping[str, _Pair]) -> Callable[[str], float]:
@@ -215,17 +217,17 @@ def differences(first: View, second: View) -> dict[str, float]:
         return {ALL: math.inf}
     pairs = _pairs_of(ours, theirs)
     floor_of = _noise_floors(ours, pairs)
-    found = {path: pair.error(floor_of(path)) for path, pair in pairs.items()}
+    errors = {path: pair.error(floor_of(path)) for path, pair in pairs.items()}
     for (path, a), (_, b) in zip(ours, theirs, strict=True):
-        can_be = path not in found and _is_real(a) and _is_real(b) and a.shape == b.shape
-        found.setdefault(path, _error(a, b, floor_of(path)) if can_be else 0.0)
-    return found
+        can_be = path not in errors and _is_real(a) and _is_real(b) and a.shape == b.shape
+        errors.setdefault(path, _error(a, b, floor_of(path)) if can_be else 0.0)
+    return errors
 
 
 def lengths(first: View, second: View) -> dict[str, float]:
     """The relative change of the length of each gradient, by path, and of all as one."""
     pairs = _pairs_of(flatten(first).leaves, flatten(second).leaves)
-    return {path: abs(pair.ratio - 1) for path, pair in pairs.items() if pair.own}
+    return {path: abs(pair.ratio - 1) for path, pair in pairs.items() if pair.first}
 
 
 def sizes(view: View) -> dict[str, float]:
@@ -244,8 +246,8 @@ def largest(*errors: Mapping[str, float]) -> dict[str, float]:
 
 def mismatch_scale(first: View, second: View, restless: Collection[str] = ()) -> float:
     """The largest relative difference between two equal runs, called self-noise."""
-    found = differences(first, second).items()
-    return max((error for path, error in found if path not in restless), default=0.0)
+    errors = differences(first, second).items()
+    return max((error for path, error in errors if path not in restless), default=0.0)
 
 
 def compare(
@@ -284,9 +286,9 @@ def compare(
         _, got = compiled.leaves[index]
         if path in restless:
             want, got = _blank(want), _blank(got)
-        own, floor = _tolerance(path, want, tolerance), floor_of(path)
+        usual, floor = _tolerance(path, want, tolerance), floor_of(path)
         pair = pairs.get(path) if path not in restless else None
-        allowed = max(own, 3 * (noise or {}).get(path, 0.0))
+        allowed = max(usual, 3 * (noise or {}).get(path, 0.0))
         if is_gradient := path.startswith(_GRADIENTS):
             # Capped even if eager is noisy: a gradient of zeros has an error of 1.
             allowed = min(max(allowed, _GRADIENT_TOLERANCE), MOST_ROUNDING)
@@ -316,7 +318,7 @@ def compare(
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
             if is_gradient and not rounding.has_length(path):
                 return problem
-            if not _as_good_as_eager(path, want, got, exact, own / 10):
+            if not _as_good_as_eager(path, want, got, exact, usual / 10):
                 return problem
     return None
 
@@ -371,7 +373,7 @@ class _Rounding:
         return sizes[path] / size * (pair.size / sizes[ALL] if pair and sizes.get(ALL) else 1.0)
 
     def _is_small(self, path: str) -> bool:
-        return path != ALL and self._pairs[path].own < _SMALL**2 * self._pairs[ALL].own
+        return path != ALL and self._pairs[path].first < _SMALL**2 * self._pairs[ALL].first
 
     def has_length(self, path: str) -> bool:
         pair, exact = self._pairs[path], self._exact.get(path)
@@ -402,10 +404,10 @@ def _blank(x: Any) -> Any:
 def _tolerance(path: str, want: Any, asked: float | None) -> float:
     """The relative tolerance of one leaf without eager's self-noise."""
     dtype = _as_real(want).dtype if isinstance(want, torch.Tensor) else torch.float32
-    own = _TOLERANCE.get(dtype, _FLOAT32)
+    usual = _TOLERANCE.get(dtype, _FLOAT32)
     if asked is None:
-        return own
-    return asked if path.startswith("['outputs']") else max(own, asked)
+        return usual
+    return asked if path.startswith("['outputs']") else max(usual, asked)
 
 
 def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | None:
@@ -481,13 +483,12 @@ def _as_good_as_eager(
     if bool(strange.any()):
         want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
     is_gradient = path.startswith(_GRADIENTS)
-    own, other = (
-        _whole_error(golden, x) if is_gradient else _error(golden, x) for x in (want, got)
-    )
-    if own > ELSEWHERE and not is_gradient:
+    error_of = _whole_error if is_gradient else _error
+    eagers_error, error = error_of(golden, want), error_of(golden, got)
+    if eagers_error > ELSEWHERE and not is_gradient:
         return False
     multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0
-    return other <= multiple * own + slack
+    return error <= multiple * eagers_error + slack
 
 
 def _whole_error(expected: torch.Tensor, actual: torch.Tensor) -> float:

@@ -106,10 +106,10 @@ class StepCheck:
             if off <= allowed:
                 continue
             if exact is not None:
-                (found,) = golden = golden or (exact(),)
+                (wide,) = golden = golden or (exact(),)
                 is_rounding = off <= UNREFERENCED * allowed
-                if found is not None:
-                    right = found.parameters[name].detach()
+                if wide is not None:
+                    right = wide.parameters[name].detach()
                     most = _MULTIPLE * _distance(want, right) + allowed
                     is_rounding = _distance(got, right) <= most
                 if is_rounding:

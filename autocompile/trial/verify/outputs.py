@@ -30,6 +30,7 @@ __all__ = [
     "pieces",
     "refusal",
     "result_tensors",
+    "tensors_by_path",
     "without",
 ]
 
@@ -75,21 +76,26 @@ def flatten(tree: Any) -> Flat:
     return Flat(_walk(tree, "", (), leaves), leaves)
 
 
+def tensors_by_path(tree: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a tree, also in attributes of objects."""
+    return {path: x for path, x in flatten(tree).leaves if isinstance(x, torch.Tensor)}
+
+
 def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
     """The tensors in a result, also inside objects; simple enough for Dynamo to trace."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         elif isinstance(leaf, (*_VALUES, *_CODE)) or depth == 0:
             continue
         elif isinstance(leaf, (Mapping, list, tuple)):
             parts = leaf.values() if isinstance(leaf, Mapping) else leaf
-            found += result_tensors(list(parts), depth - 1)
+            tensors += result_tensors(list(parts), depth - 1)
         else:
             values = [getattr(leaf, name) for name in attribute_names(leaf)]
-            found += result_tensors(values, depth - 1)
-    return found
+            tensors += result_tensors(values, depth - 1)
+    return tensors
 
 
 def holds_tensor(thing: Any, depth: int = _DEPTH) -> bool:
@@ -174,9 +180,9 @@ def _registered_parts(thing: Any) -> Parts:
     values, spec = pytree.tree_flatten(thing, is_leaf=is_part)
     parts: Parts = [(pytree.SequenceKey(i), value) for i, value in enumerate(values)]
     try:
-        found, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
-        if len(found) == len(values):
-            parts = [(path[0], part) for path, part in found]
+        with_paths, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
+        if len(with_paths) == len(values):
+            parts = [(path[0], part) for path, part in with_paths]
     except ValueError:  # registered without keys
         if isinstance(thing, Mapping) and [*map(id, thing.values())] == [*map(id, values)]:
             parts = [(pytree.MappingKey(key), value) for key, value in thing.items()]
@@ -191,8 +197,8 @@ def _tensor_parts(tensor: torch.Tensor) -> Parts | None:
         return [(pytree.SequenceKey(i), part) for i, part in enumerate(tensor.unbind())]
     if tensor.layout is torch.strided:
         return None
-    found = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-    named = {"shape": found.shape, "indices": found.indices(), "values": found.values()}
+    sparse = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    named = {"shape": sparse.shape, "indices": sparse.indices(), "values": sparse.values()}
     return [(pytree.GetAttrKey(name), part) for name, part in named.items()]
 
 
@@ -298,12 +304,9 @@ class Held:
     """
 
     def __init__(self, view: View) -> None:
-        leaves = flatten({name: view[name] for name in ("outputs", "loss") if name in view}).leaves
-        self._tensors = [
-            (path, leaf, leaf.detach().clone())
-            for path, leaf in leaves
-            if isinstance(leaf, torch.Tensor)
-        ]
+        results = {name: view[name] for name in ("outputs", "loss") if name in view}
+        tensors = [each for each in flatten(results).leaves if isinstance(each[1], torch.Tensor)]
+        self._tensors = [(path, x, x.detach().clone()) for path, x in tensors]
 
     def overwritten(self) -> list[str]:
         """Paths of the tensors whose values have changed."""

@@ -1,10 +1,17 @@
 """Compares a compiled side with eager's results.
 
-What is covered: the first three calls with the same seeds, on two batches in turns, and one more
-after the timing: results, what a call writes to, whether a later call overwrites them, and whether
-new weights take effect. Of a step that trains: loss, gradients and buffers from the same state, and
-apart from them what the optimizer makes of the same gradients. What is not: other shapes, and
-results that appear after more calls.
+What is covered:
+
+- the first three calls, with the same seeds, on two batches in turns, and one call after the
+  timing: results, inputs and buffers that a call changes, and results that a later call overwrites;
+- new weights, set in place and by ``load_state_dict``: the output has to follow them;
+- a step that trains: loss, gradients and buffers from eager's state, and apart from them what the
+  optimizer makes of the same gradients, also after a change of the learning rate;
+- random numbers: the setting is compiled once more to draw eager's numbers, and compared.
+
+What is not covered: other shapes, errors that appear after more calls, whether random numbers have
+the right distribution, state of an optimizer that no step of the check uses, and an error as small
+as eager's own noise or rounding.
 """
 
 from __future__ import annotations
@@ -22,12 +29,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome, Record
-from autocompile.trial.failures import Failed, first_words
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.target.sides import (
     Side,
@@ -68,7 +75,8 @@ __all__ = ["Verifier", "compare_with_eagers_draws", "demand_draws_by_seed", "try
 
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 _FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or more
-_CALLS = 3  # that are compared before the timing
+# Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
+_CALLS = 3
 _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same for some
 _ROUNDINGS = 4  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
@@ -121,9 +129,9 @@ class Verifier:
         self._noise: dict[str, float] = {}
         apart = [0.0, 0.0]  # at most, of new sides and of later calls
         for first, second, is_later in self._pairs():
-            found = differences(first, second)
-            self._noise = largest(self._noise, found)
-            apart[is_later] = max(apart[is_later], *found.values(), 0.0)
+            noise = differences(first, second)
+            self._noise = largest(self._noise, noise)
+            apart[is_later] = max(apart[is_later], *noise.values(), 0.0)
             if problem := self._refusal(first, second):
                 raise TargetError(
                     "the target's check() rejects a second run of eager mode",
@@ -136,7 +144,7 @@ class Verifier:
         self._drift: dict[str, float] = {}
         self._movement: Movement | None = None
         self._has_gradients = phase_of(phase).has_backward and "gradients" in self.expected
-        self._own: View = {}
+        self._repeatable: View = {}  # what a side with its own draws gives for one seed
         self._is_random = self._depends_on_seed()
         notes += self._about_eager()
         self._expected = [] if self._steps else self._expected
@@ -170,8 +178,8 @@ class Verifier:
             self._target, model=model, inference_model=None, training_model=None
         )
         wide = target.fresh_model(self._phase, shares_parameters=True)
-        own = {id(p) for p in wide.parameters()}
-        shared = [(p, p.data) for p in model.parameters() if id(p) in own]
+        of_the_copy = {id(p) for p in wide.parameters()}
+        shared = [(p, p.data) for p in model.parameters() if id(p) in of_the_copy]
         try:
             side = make_side(target, self._phase, None, model=wide.double())
             with WideCasts():  # type: ignore[no-untyped-call]
@@ -187,14 +195,14 @@ class Verifier:
         seed_everything(self._seed + index)
         return side.run()
 
-    def _first_views(self, side: Side, *first: Any) -> Iterator[tuple[int, View, list[str]]]:
-        """Make the first calls, or those after the output ``first``.
+    def _first_views(self, side: Side, output: Any) -> Iterator[tuple[int, View, list[str]]]:
+        """Make the calls after the first one, which has given ``output``.
 
         Yields the number of each call, its view and the paths of outputs that it has overwritten.
         """
         held: Held | None = None
         for index in range(_CALLS):
-            output = first[0] if first and not index else self.seeded_call(side, index)
+            output = self.seeded_call(side, index) if index else output
             lost = held.overwritten() if held else []
             view = side.view(output)
             held = Held(view)
@@ -249,9 +257,9 @@ class Verifier:
 
     def demand_repeats(self, compiled: Side, when: str) -> None:
         """Check that a side with its own draws repeats its results with the same seed."""
-        self._own = self._own or self.from_kept_state(compiled)
+        self._repeatable = self._repeatable or self.from_kept_state(compiled)
         got = self.from_kept_state(compiled)
-        if problem := compare(self._own, got, noise=self.accepted):
+        if problem := compare(self._repeatable, got, noise=self.accepted):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
@@ -273,9 +281,9 @@ class Verifier:
 
     def _first_steps(self, compiled: Side, first_output: Any) -> None:
         """Compare the first steps: passes from one state, and steps with the same gradients."""
-        own = self.has_own_draws(compiled)
+        draws_its_own = self.has_own_draws(compiled)
         first = compiled.view(first_output)
-        if not own:
+        if not draws_its_own:
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(1))
             self.demand(first, self.expected, "call 1", self._noise, reference)
@@ -293,14 +301,21 @@ class Verifier:
         self._demand(self.steps.first(fresh, compiled), "call 2")
         del fresh
         self.steps.given.clear()
-        for index in () if own else (1, 2):
-            want = self._eagers(index)
-            compiled.adopt(self.eager)
-            got = compiled.view(self.seeded_call(compiled, index))
-            reference = partial(self._from_eager_in_float64, index)
-            self.demand(got, want, f"call {index + 2}", self._noise, reference)
+        for index in () if draws_its_own else (1, 2):
+            when = f"call {index + 2}"
+            want, got = self._from_eagers_state(compiled, index, when, self._noise)
             self._drift = largest(self._drift, differences(want, got))
         self.eager.restore()
+
+    def _from_eagers_state(
+        self, compiled: Side, index: int, when: str, noise: Mapping[str, float]
+    ) -> tuple[View, View]:
+        """Compare a call from the state that eager has kept; returns both views."""
+        want = self._eagers(index)
+        compiled.adopt(self.eager)
+        got = compiled.view(self.seeded_call(compiled, index))
+        self.demand(got, want, when, noise, partial(self._from_eager_in_float64, index))
+        return want, got
 
     def _demand(self, problem: str | None, when: str) -> None:
         """Raise if there is a problem; say where no float64 run could tell it from rounding."""
@@ -323,15 +338,14 @@ class Verifier:
 
     def last_call(self, compiled: Side) -> None:
         """Compare one call after the timing."""
-        own, when = self.has_own_draws(compiled), "after the timing"
-        if own:
+        when = "after the timing"
+        if self.has_own_draws(compiled):
             self.demand_repeats(compiled, when)
-        want = {} if own else self._eagers()
-        compiled.adopt(self.eager)
-        got = compiled.view(self.seeded_call(compiled, 0))
-        if want:
+            compiled.adopt(self.eager)
+            got = compiled.view(self.seeded_call(compiled, 0))
+        else:
             noise = self._noise if self._is_forward else self.accepted
-            self.demand(got, want, when, noise, self._from_eager_in_float64)
+            _, got = self._from_eagers_state(compiled, 0, when, noise)
         if self._steps:
             self.demand_later_step(compiled, when)
         held = Held(got)
@@ -346,24 +360,24 @@ class Verifier:
         """
         if not self._is_forward:
             return None
-        own, restless = self.has_own_draws(compiled), self._restless()
+        draws_its_own, restless = self.has_own_draws(compiled), self._restless()
         before = self.from_kept_state(self.eager)
-        own_before = self.from_kept_state(compiled) if own else before
+        compiled_before = self.from_kept_state(compiled) if draws_its_own else before
         with self._other_eager_weights() as state:
             perturb(compiled.model, self._seed)
             want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
             visible = self._is_visible(before, want)
-            if visible and not own:
-                self._demand_live(changed, want, before, "an in-place update of the weights")
-            elif visible and not compare(own_before, changed, noise=self._noise, restless=restless):
-                what = "the output did not follow an in-place update of the weights"
-                raise Failed(Outcome.STALE_WEIGHTS, what)
+            what, noise = "an in-place update of the weights", self._noise
+            if visible and not draws_its_own:
+                self._demand_live(changed, want, before, what)
+            elif visible and not compare(compiled_before, changed, noise=noise, restless=restless):
+                raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
         compiled.model.load_state_dict(state)
         got = self.from_kept_state(compiled)
         if visible:
             # A side with its own draws must return to its own earlier output.
-            want, old = (own_before, changed) if own else (before, want)
-            self._demand_live(got, want, old, "load_state_dict", own)
+            want, old = (compiled_before, changed) if draws_its_own else (before, want)
+            self._demand_live(got, want, old, "load_state_dict", draws_its_own)
         return True if visible else None
 
     def new_weights(
@@ -438,11 +452,10 @@ class Verifier:
 
     def _eagers(self, index: int = 0) -> View:
         """Eager's view of a call from its kept state; gradients of a step are its own tensors."""
-        if not self._steps:
-            return self.from_kept_state(self.eager, index)
         self.eager.restore()
         view = self.eager.view(self.seeded_call(self.eager, index))
-        return {**view, **copy_view(without(view, "gradients"))}
+        not_copied = ("gradients",) if self._steps else ()  # they are as large as the model
+        return {**view, **copy_view(without(view, *not_copied))}
 
     def _pairs(self) -> Iterator[tuple[View, View, bool]]:
         """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
@@ -476,7 +489,7 @@ class Verifier:
 
     def _observe(self, side: Side) -> list[View]:
         views: list[View] = []
-        for _, view, lost in self._first_views(side):
+        for _, view, lost in self._first_views(side, self.seeded_call(side, 0)):
             self._eager_overwrites.update(lost)
             # Of later steps nothing is compared: they are made again from the kept state.
             views.append(copy_view(without(view, "gradients") if self._steps and views else view))
@@ -523,21 +536,20 @@ class Verifier:
         self._demand(problem, when)
 
     def _of_the_same(self, want: View, reference: Callable[[], View | None]) -> View | None:
-        found = reference()
-        if not found:
+        exact = reference()
+        if not exact:
             return None
         shapes = (
-            [getattr(x, "shape", None) for _, x in flatten(view).leaves] for view in (want, found)
+            [getattr(x, "shape", None) for _, x in flatten(view).leaves] for view in (want, exact)
         )
         if len(set(map(str, shapes))) > 1:
             self._why_no_reference = "it returns something else there"
-        elif self._is_elsewhere(differences(want, found).get(ALL, 0.0)):
+            return None
+        apart = differences(want, exact).get(ALL, 0.0)
+        by_rounding = 0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
+        if apart > max(ELSEWHERE, by_rounding):
             self._why_no_reference = "it draws other random numbers or computes something else"
-        return None if self._why_no_reference else found
-
-    def _is_elsewhere(self, apart: float) -> bool:
-        known = 0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
-        return apart > max(ELSEWHERE, known)
+        return None if self._why_no_reference else exact
 
     def _moved(self) -> Movement:
         """How far eager's results move where its operations are rounded otherwise.
@@ -577,9 +589,11 @@ class Verifier:
             epsilon = rounding.epsilon or torch.finfo(torch.float32).eps
         return Movement(by, longer, epsilon, sizes(want))
 
-    def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
+    def _demand_live(
+        self, got: View, want: View, old: View, what: str, draws_its_own: bool = False
+    ) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
-        reference = None if own else self._from_eager_in_float64
+        reference = None if draws_its_own else self._from_eager_in_float64
         restless = self._restless()
         if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
             self._demand(None, what)
