@@ -141,7 +141,7 @@ class ClusterExecutor:
     """Runs jobs on stations whose machines are alike; the probe goes to each of them.
 
     Args:
-        interrupts: each raises KeyboardInterrupt once in a method that starts or waits.
+        interrupts: each raises KeyboardInterrupt once in a method that waits.
     """
 
     def __init__(
@@ -172,7 +172,6 @@ class ClusterExecutor:
 
     def start(self, job: Job) -> None:
         """Send a job to a station that has room, or queue it until there is one."""
-        self._raise_interrupt()
         if job.python is not None:
             raise UsageError("other interpreters are paths of this machine, not of a cluster's")
         task = Task(job, read_request(job.folder).to_dict())

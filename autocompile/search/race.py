@@ -254,7 +254,8 @@ class Race:
         )
         environment = group[0].record.config.environment
         options: dict[str, Any] = {"fresh": exported is not None, "alone": not takes_turns}
-        jobs.start(factory.job(request, environment=environment, **options))
+        job = factory.job(request, environment=environment, **options)
+        self.study.executor.start(jobs.expect(job))
         return request.number
 
     def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:

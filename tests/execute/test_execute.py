@@ -23,12 +23,11 @@ from conftest import Clock as MachineClock
 
 from autocompile.execute import local, memory, trees
 from autocompile.execute import outcome as ending
-from autocompile.execute.child import Child, Clock
+from autocompile.execute.child import Child, Clock, conclude
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
-from autocompile.execute.outcome import conclude
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
