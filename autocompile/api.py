@@ -16,8 +16,9 @@ from autocompile.estimate.candidates import Limits
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
-from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
+from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, demand_some, exported_code, make_result, write_result

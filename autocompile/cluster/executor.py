@@ -21,8 +21,7 @@ from autocompile import __version__
 from autocompile.cluster.wire import Do, Say, ending_of, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.protocol.requests import Kind, read_request
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import Kind, ProbeResult, read_request
 from autocompile.store.files import write_text
 from autocompile.store.record import Outcome, Step
 

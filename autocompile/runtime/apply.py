@@ -21,8 +21,7 @@ from autocompile.settings.phases import (
     TRAIN_STEP,
     phase_of,
 )
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 __all__ = ["InTraining", "apply", "demand_this_interpreter"]
 

@@ -24,8 +24,7 @@ from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
 from autocompile.search.jobs import Jobs
 from autocompile.search.records import side_records
 from autocompile.search.study import Study
-from autocompile.settings.config import EAGER
-from autocompile.settings.setting import Cell
+from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
 __all__ = ["Race"]

@@ -21,8 +21,7 @@ from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
 from autocompile.search.sampler import Company, ListedSampler
-from autocompile.settings.config import DEFAULT_INDUCTOR
-from autocompile.settings.setting import Cell, Setting
+from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
 
 __all__ = ["Study"]

@@ -29,9 +29,9 @@ from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
 from autocompile.runtime.inplace import Compiled
+from autocompile.runtime.rllib.actors import warm_up
 from autocompile.runtime.rllib.algorithm import Tell
 from autocompile.runtime.rllib.observations import module_spec
-from autocompile.runtime.rllib.warm_up import warm_up
 
 Built = Callable[[Any], Any]
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import Clock
 
 from autocompile.estimate.intervals import median, speedup
-from autocompile.store.measurement import Measurement
+from autocompile.store.record import Measurement
 from autocompile.trial.measure.timing import (
     Rounds,
     Timed,

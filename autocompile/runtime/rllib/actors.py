@@ -9,12 +9,15 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+from torch._dynamo.utils import counters
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
@@ -23,18 +26,21 @@ from autocompile.runtime.applying import prepare_model, process_of, process_stat
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
-from autocompile.runtime.rllib.observations import connectors_of
-from autocompile.runtime.rllib.warm_up import warm_up
+from autocompile.runtime.rllib.observations import connectors_of, made_up_batch
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_INFERENCE,
     FORWARD_TRAIN,
     PHASES,
 )
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner", "demand_usable"]
+__all__ = [
+    "TunedLearner",
+    "TunedRunner",
+    "demand_usable",
+    "warm_up",
+]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
 
@@ -226,3 +232,43 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     several = isinstance(module, MultiRLModule)
     named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
+
+
+def warm_up(
+    module: Any,
+    phase: str,
+    count: int,
+    connectors: Callable[[], Any] = lambda: None,
+) -> dict[str, Any]:
+    """Call exploration or inference with generated observations; keeps the random state.
+
+    If that fails, the phase compiles at its first real call. ``count`` is the number of
+    environments; ``connectors`` returns the runner's, None for RLlib's own.
+
+    Returns:
+        ``warmup_s`` and ``from_cache``; or ``not_warmed_up`` with the error.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    numbers = np.random.get_state()
+    began, hits = time.monotonic(), _cache_hits()
+    try:
+        # This device only: forking the others' generators would initialize CUDA on each.
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            batch = made_up_batch(module, count, connectors())
+            batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
+            for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
+                given = {"t": steps} if phase == FORWARD_EXPLORATION else {}
+                getattr(module, phase)(batch, **given)
+    except Exception as error:  # the generated observations do not fit the module
+        return {"not_warmed_up": f"{type(error).__name__}: {error}".partition("\n")[0]}
+    finally:
+        np.random.set_state(numbers)
+    seconds = round(time.monotonic() - began, 3)
+    return {"warmup_s": seconds, "from_cache": _cache_hits() > hits}
+
+
+def _cache_hits() -> int:
+    return int(
+        counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    )

@@ -27,7 +27,7 @@ import torch
 
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
-from autocompile.store.measurement import Measurement
+from autocompile.store.record import Measurement
 from autocompile.trial.target.sides import Side
 
 __all__ = [

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from autocompile.protocol.requests import SaveRequest
-from autocompile.protocol.results import SaveResult
+from autocompile.protocol.requests import SaveRequest, SaveResult
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
 from autocompile.runtime.applying import process_of
@@ -104,7 +103,7 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
         _repeat(lambda: torch.autograd.backward(target.loss(method(inputs), inputs)))
     else:
         # As an env runner does it, to which a batch of made-up observations is given as well.
-        own: Any = importlib.import_module("autocompile.runtime.rllib.warm_up")
+        own: Any = importlib.import_module("autocompile.runtime.rllib.actors")
         warmed = own.warm_up(model, phase, choice.batch_size or 1)
         if "not_warmed_up" in warmed:
             _repeat(lambda: getattr(model, phase)(inputs))

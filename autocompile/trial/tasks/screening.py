@@ -14,8 +14,7 @@ from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed, first_words, only_logged
 from autocompile.trial.measure import explain, memory, telemetry
