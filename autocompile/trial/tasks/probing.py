@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from autocompile.errors import AutocompileError, TargetError
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
-from autocompile.runtime.optimizers import implementations, set_implementation
+from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
@@ -25,7 +25,7 @@ from autocompile.store.record import Step
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory, telemetry
-from autocompile.trial.measure.timing import Timed, block
+from autocompile.trial.measure.optimizers import seconds_by_implementation
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
@@ -34,18 +34,10 @@ from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, without
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = [
-    "described",
-    "probe",
-    "seconds_by_implementation",
-    "shapes_in",
-]
+__all__ = ["described", "probe", "shapes_in"]
 
 _DEPTH = 6  # of objects in inputs
 _MOST_APART = 0.05  # from eager's own results: more is no noise
-_WARM_STEPS = 3  # the first makes the state, the second finds it
-_BLOCK_S, _BLOCKS = 0.01, 20
-_MAX_S = 2.0  # of one implementation
 
 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
@@ -259,50 +251,3 @@ def _is_plain(value: Any) -> bool:
     """Whether it can be written down: a number, a word, or some of them."""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     return all(part is None or isinstance(part, (bool, int, float, str)) for part in parts)
-
-
-def seconds_by_implementation(
-    target: Target, phase: str, synchronize: Callable[[], None]
-) -> dict[str, float]:
-    """Seconds of an optimizer step of a phase by implementation, ``default`` being the target's.
-
-    One set of parameters, gradients and states is held at a time. Empty where there is no choice.
-    """
-    model = target.fresh_model(phase)
-    every = [implementations(optimizer) for optimizer, _ in _optimizers(target, phase, model)]
-    common = [n for n in (every[0] if every else []) if all(n in found for found in every)]
-    names = ["default", *common] if common else []
-    return {name: _seconds(target, phase, model, name, synchronize) for name in names}
-
-
-def _optimizers(target: Target, phase: str, model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """Fresh optimizers of a phase, each with the parameters that it steps."""
-    if target.make_learner and phase == LEARNER_UPDATE:
-        made = target.make_learner(model).optimizers
-    else:
-        made = [target.make_optimizer(model)]
-    return [(o, [p for group in o.param_groups for p in group["params"]]) for o in made]
-
-
-def _seconds(
-    target: Target,
-    phase: str,
-    model: torch.nn.Module,
-    name: str,
-    synchronize: Callable[[], None],
-) -> float:
-    steps = []
-    for optimizer, parameters in _optimizers(target, phase, model):
-        for p in parameters:
-            p.grad = torch.full_like(p, 1e-3)
-        set_implementation(optimizer, name)
-        steps.append(optimizer.step)
-    side = Timed(lambda: [step() for step in steps], lambda: None, contextlib.nullcontext)
-    once_s = min(block(side, 1, synchronize) for _ in range(_WARM_STEPS))
-    calls = max(1, round(_BLOCK_S / once_s))
-    blocks = max(1, min(_BLOCKS, round(_MAX_S / (calls * once_s))))
-    # The least of many short blocks: a neighbour slows some of them, and nothing makes one faster.
-    found = min(block(side, calls, synchronize) for _ in range(blocks))
-    for p in model.parameters():
-        p.grad = None
-    return found
