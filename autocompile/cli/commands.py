@@ -25,11 +25,7 @@ from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.settings.dimensions import SEARCHED
 
-__all__ = [
-    "WithDefaults",
-    "app",
-    "main",
-]
+__all__ = ["WithDefaults", "app", "main"]
 
 
 class WithDefaults(Command):

@@ -27,7 +27,8 @@ from autocompile.execute.child import Child, Clock, conclude
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.job import adaptive_timeout_s
-from autocompile.execute.local import LocalExecutor, default_jobs
+from autocompile.execute.local import LocalExecutor
+from autocompile.execute.memory import default_jobs
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.store.record import Outcome, Step

@@ -35,12 +35,7 @@ from autocompile.settings.phases import (
 )
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
-__all__ = [
-    "TunedLearner",
-    "TunedRunner",
-    "demand_usable",
-    "warm_up",
-]
+__all__ = ["TunedLearner", "TunedRunner", "demand_usable", "warm_up"]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
 
