@@ -27,6 +27,13 @@ from autocompile.settings.dimensions import SEARCHED
 
 __all__ = ["WithDefaults", "app", "main"]
 
+# A run that goes on keeps what it was begun with; these are of the process alone.
+_ALSO_RESUMED = {
+    *("budget", "trials", "sampler", "timeout", "memory-limit", "jobs", "isolation"),
+    *("storage", "run-dir", "progress", "require-speedup"),
+}
+_DIMENSIONS = {d.flag.lstrip("-") for d in SEARCHED}
+
 
 class WithDefaults(Command):
     """A command whose options may have defaults in pyproject.toml; what is typed goes before."""
@@ -127,12 +134,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# A run that goes on keeps what it was begun with; these are of the process alone.
-_ALSO_RESUMED = {
-    *("budget", "trials", "sampler", "timeout", "memory-limit", "jobs", "isolation"),
-    *("storage", "run-dir", "progress", "require-speedup"),
-}
-_DIMENSIONS = {d.flag.lstrip("-") for d in SEARCHED}
 
 
 def _version(wanted: bool) -> None:
