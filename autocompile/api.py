@@ -16,8 +16,9 @@ from autocompile.estimate.candidates import Limits
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
-from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
+from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, demand_some, exported_code, make_result, write_result
@@ -219,7 +220,14 @@ def tune(
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown
         race = Race(study, plan.limits, own_sizes)
         try:
-            _search_and_race(study, race)
+            while True:  # search on as long as much of the budget is left after the races
+                before = len(study.records)
+                study.search(race.needed_s)
+                race.run()
+                is_idle = len(study.records) == before
+                worth_s = _WORTH_MORE * (total_s or 0.0)
+                if study.is_done or is_idle or budget.left_s < worth_s:
+                    break
             if only is None:
                 race.run_exported(exported_code(folder, run, study.records, plan.limits))
             run["interrupted"] = False
@@ -262,18 +270,6 @@ def load(run: str | Path = "last") -> Result:
     records, facts = folder.read()
     told = notice(facts, data["environment"])
     return make_result(folder, data, records, limits_of(data["plan"]), told)
-
-
-def _search_and_race(study: Study, race: Race) -> None:
-    """Search, race, and search on as long as much of the budget is left."""
-    while True:
-        before = len(study.records)
-        study.search(race.needed_s)
-        race.run()
-        is_idle = len(study.records) == before
-        worth_s = _WORTH_MORE * (study.budget.total_s or 0.0)
-        if study.is_done or is_idle or study.budget.left_s < worth_s:
-            return
 
 
 def _finished(

@@ -28,7 +28,7 @@ from autocompile.commands import runs as listing
 from autocompile.commands import verify as verifying
 from autocompile.errors import AutocompileError
 from autocompile.report.live import PlainProgress
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import TunedSet
 from autocompile.store import runs
 
 __all__ = ["server"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import Setting
 from autocompile.store.record import Record, Step
 
 __all__ = ["Countdown", "Progress"]

@@ -21,7 +21,8 @@ import pytest
 
 from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
-from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.execute.local import LocalExecutor
+from autocompile.execute.starter import Isolation
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest, parse_request
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder

@@ -21,7 +21,7 @@ from torch._dynamo.backends.registry import _COMPILER_FNS
 
 from autocompile.protocol.requests import _CLASSES, Header
 from autocompile.settings.config import CompileConfig
-from autocompile.store.measurement import Measurement
+from autocompile.store.record import Measurement
 from autocompile.trial import worker
 from autocompile.trial.measure.timing import block
 from autocompile.trial.tasks import screening

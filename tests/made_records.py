@@ -9,8 +9,7 @@ from fakes import measured
 
 from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.store.record import Record
 
 __all__ = ["CHANNELS_LAST", "LITE", "MAX", "Run"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import itertools
+import re
 import resource
 import subprocess
 import sys
@@ -14,7 +17,26 @@ import autocompile
 from autocompile.settings.phases import PHASES
 
 PACKAGE = Path(autocompile.__file__).parent
+ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {
+    ".".join(("autocompile", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in FILES
+}
+PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+LINES = 24_090  # of Python and templates
+STARTS = ("execute/starter.py", "ProcessStarter.start")
+# Files and folders of a run or of users, which the pages name too.
+MADE = {
+    "runtime/backends/NAME.py",
+    "trials/0007/request.json",
+    "result.json",
+    "report.json",
+    "tuned.json",
+    "runs/",
+}
 
 # A column may import itself and the columns named here.
 GROUND = {"errors", "estimate", "progress", "protocol", "settings", "store", "__init__"}
@@ -23,14 +45,14 @@ ALLOWED = {
     "runtime": {"ground"},
     "trial": {"ground", "runtime"},
     "execute": {"ground"},
-    "space": {"ground", "execute"},
+    "space": {"ground"},
     "cluster": {"ground", "execute"},
     "search": {"ground", "execute", "space"},
     "report": {"ground"},
     "export": {"ground"},
     "result": {"ground", "report", "export", "runtime"},
     # of runtime, what writes a live model to a file
-    "api": {"ground", "execute", "space", "search", "report", "export", "result", "runtime"},
+    "api": {"ground", "execute", "space", "search", "report", "result", "runtime"},
     "commands": {"ground", "api", "cluster", "execute", "space", "search", "report", "result"},
     "cli": {"ground", "api", "commands", "space", "search", "report", "export"},
     "mcp": {"ground", "api", "commands", "report"},
@@ -99,7 +121,86 @@ def test_torch_is_imported_by_the_child_and_in_the_users_process_only(path: Path
 
 def test_the_package_grows_no_further() -> None:
     """A file is as long as its subject; the whole has a budget."""
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 28_450
+    every = [*FILES, *PACKAGE.rglob("*.j2")]
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in every) <= LINES
+
+
+def imported_first(tree: ast.Module) -> set[str]:
+    """The modules of ours that a module imports when it is imported itself."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            both = {name.name: f"{node.module}.{name.name}" for name in node.names}
+            found |= {each if each in MODULES else node.module for each in both.values()}
+    return found & MODULES.keys()
+
+
+def test_imports_make_no_circle_no_long_chain_and_are_few() -> None:
+    graph = {name: imported_first(ast.parse(p.read_text("utf-8"))) for name, p in MODULES.items()}
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # raises at a circle
+    chain: dict[str, int] = {}
+    for name in order:
+        chain[name] = max((1 + chain[below] for below in graph[name]), default=0)
+    assert max(chain.values()) <= 12
+    assert sum(map(len, graph.values())) / len(graph) <= 4.1
+
+
+def way() -> list[tuple[str, str]]:
+    """The functions from the command to the timed call, as ARCHITECTURE.md lists them."""
+    return re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)`", PAGE, re.MULTILINE)
+
+
+def named_in(path: Path, function: str) -> set[str]:
+    """The names in a function's body, and those in tables of its module that it reads."""
+    tree = ast.parse(path.read_text("utf-8"))
+    node: ast.AST = tree
+    for name in function.split("."):
+        body = getattr(node, "body")  # noqa: B009  (of a module, a class or a function)
+        node = next(each for each in body if getattr(each, "name", None) == name)
+    found = words(node)
+    for table in tree.body:
+        if isinstance(table, (ast.Assign, ast.AnnAssign)) and words(table) & found:
+            targets = table.targets if isinstance(table, ast.Assign) else [table.target]
+            if any(getattr(target, "id", None) in found for target in targets):
+                found |= words(table)
+    return found
+
+
+def words(node: ast.AST) -> set[str]:
+    every = list(ast.walk(node))
+    names = {each.id for each in every if isinstance(each, ast.Name)}
+    return names | {each.attr for each in every if isinstance(each, ast.Attribute)}
+
+
+def test_the_way_of_a_setting_is_eight_hops() -> None:
+    steps = way()
+    assert steps[0] == ("cli/tune.py", "tune")
+    assert "call" in named_in(PACKAGE / steps[-1][0], steps[-1][1])
+    assert len(steps) - 1 <= 8
+    for (path, function), (_, then) in itertools.pairwise(steps):
+        if (path, function) != STARTS:
+            assert then.rpartition(".")[2] in named_in(PACKAGE / path, function), function
+    assert STARTS in steps, "a process boundary: it starts these modules, which call the next"
+    path, then = steps[steps.index(STARTS) + 1]
+    below = f"autocompile.{path.removesuffix('.py').replace('/', '.')}"
+    for module in ("autocompile.trial.fork_server", "autocompile.trial"):
+        assert f'"{module}"' in (PACKAGE / STARTS[0]).read_text("utf-8")
+        assert f"`{module}`" in PAGE
+        text = MODULES.get(f"{module}.__main__", MODULES[module]).read_text("utf-8")
+        assert f"from {below} import {then}" in text
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_what_the_pages_about_the_code_name_is_there(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    for path, function in re.findall(r"`([\w/.]+(?:\.py|\.j2|\.json|\.toml|/))(?::(\w+))?`", text):
+        if path in MADE:
+            continue
+        found = [*PACKAGE.rglob(path.rstrip("/")), *ROOT.glob(path.rstrip("/"))]
+        assert found, path
+        assert not function or f" {function}" in found[0].read_text("utf-8"), (path, function)
 
 
 def test_the_worker_needs_only_numpy_and_torch() -> None:

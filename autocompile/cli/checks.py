@@ -129,7 +129,7 @@ def verify(
     from autocompile.commands.verify import verify as verified
     from autocompile.report.checks import render_verified
     from autocompile.report.live import progress as progress_of
-    from autocompile.settings.tuned_set import TunedSet
+    from autocompile.settings.tuned import TunedSet
 
     required = options.numbers("--require", require, REQUIREMENTS)
     shown = "none" if quiet else progress
@@ -169,10 +169,10 @@ def _verify_in_algorithm(
 ) -> None:
     """Compare whole trainings; a run keeps the figures."""
     from autocompile import api
-    from autocompile.commands.in_algorithm import compare_in_algorithm
+    from autocompile.commands.bench import compare_in_algorithm
     from autocompile.commands.verify import entry_here
     from autocompile.report.checks import render_in_algorithm
-    from autocompile.settings.tuned_set import TunedSet
+    from autocompile.settings.tuned import TunedSet
     from autocompile.store import runs
     from autocompile.store.files import write_json
 

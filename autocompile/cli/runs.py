@@ -150,7 +150,7 @@ def export(
         of = f"{name}: " if len(named) > 1 else ""
         say("\n".join(f"warning: {of}{sentence}" for sentence in exporting.unconfirmed(report)))
     if with_cache and output:
-        from autocompile.commands.cache import export_with_cache
+        from autocompile.commands.bench import export_with_cache
         from autocompile.settings.tuned import Tuned
 
         for line in export_with_cache(Tuned.from_report(reports[named[0]]), output, timeout):
@@ -167,7 +167,7 @@ def export(
 def _together(reports: dict[str, Any], to: str | None) -> str:
     """The settings of runs of several machines in one text."""
     from autocompile.commands.runs import demand_same_target
-    from autocompile.settings.tuned_set import TunedSet
+    from autocompile.settings.tuned import TunedSet
 
     if to != "json":
         raise UsageError(

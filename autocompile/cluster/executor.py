@@ -21,8 +21,7 @@ from autocompile import __version__
 from autocompile.cluster.wire import Do, Say, ending_of, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.protocol.requests import Kind, read_request
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import Kind, ProbeResult, read_request
 from autocompile.store.files import write_text
 from autocompile.store.record import Outcome, Step
 
@@ -141,7 +140,7 @@ class ClusterExecutor:
     """Runs jobs on stations whose machines are alike; the probe goes to each of them.
 
     Args:
-        interrupts: each raises KeyboardInterrupt once in a method that starts or waits.
+        interrupts: each raises KeyboardInterrupt once in a method that waits.
     """
 
     def __init__(
@@ -172,7 +171,6 @@ class ClusterExecutor:
 
     def start(self, job: Job) -> None:
         """Send a job to a station that has room, or queue it until there is one."""
-        self._raise_interrupt()
         if job.python is not None:
             raise UsageError("other interpreters are paths of this machine, not of a cluster's")
         task = Task(job, read_request(job.folder).to_dict())

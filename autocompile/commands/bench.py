@@ -1,28 +1,57 @@
-"""Single jobs in processes of their own, for commands that keep no run."""
+"""Single jobs in processes of their own, for commands that keep no run.
+
+Three of them are here too: what machine this is, settings with their compiled code beside them
+(``export --with-cache``), and what settings change in an RLlib algorithm (``--in-algorithm``).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import TargetError, UsageError
+from autocompile.errors import ExportError, TargetError, UsageError
+from autocompile.estimate.intervals import Interval, median_interval, over_sets, speedup
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Ending
 from autocompile.execute.job import JobFactory
-from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.execute.local import LocalExecutor
+from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
-from autocompile.protocol.requests import Request
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import (
+    AlgorithmRequest,
+    AlgorithmResult,
+    ProbeResult,
+    Request,
+    SaveRequest,
+    SaveResult,
+)
 from autocompile.search.jobs import run_job
 from autocompile.search.opening import probe_all
-from autocompile.space.plan import Plan
-from autocompile.store.record import RunFolder
+from autocompile.settings.tuned import Tuned, TunedSet
+from autocompile.space.plan import Plan, target_spec
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, RunFolder
 
-__all__ = ["Bench", "bench", "end_of", "log_shown"]
+__all__ = [
+    "SAMPLE",
+    "Bench",
+    "bench",
+    "compare_in_algorithm",
+    "end_of",
+    "export_with_cache",
+    "figures",
+    "log_shown",
+    "machine_here",
+]
+SAMPLE = "autocompile.trial.target.sample:get_model"
+_FEW_ROUNDS = 6  # fewer have no 95 % interval
 
 
 class Bench:
@@ -60,6 +89,16 @@ def log_shown() -> Iterator[None]:
         raise TargetError(error.what, *details, *end_of(Path(last.removeprefix("log: ")))) from None
 
 
+def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
+    """Torch and this machine, as a report has them under ``environment``.
+
+    ``device``: None for a GPU, where there is one. ``wait``: until the machine is free.
+    """
+    plan = Plan(SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
+    with bench(plan, 120.0, wait=wait) as jobs:
+        return jobs.probed()["default"].environment
+
+
 def end_of(log: Path) -> list[str]:
     """The last lines of a log, enough for the end of a traceback."""
     return log.read_text("utf-8", "replace").strip().splitlines()[-12:]
@@ -76,3 +115,133 @@ def bench(
         contextlib.closing(LocalExecutor(isolation=isolation)) as executor,
     ):
         yield Bench(plan, Path(scratch), timeout_s, executor)
+
+
+def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str]:
+    """Compile settings once more in a process of their own, and keep what torch made.
+
+    The code is beside the settings, as ``NAME.cache``. Returns lines that say what was written and
+    what is not in it.
+
+    Raises:
+        ExportError: the settings can no longer be compiled.
+        UsageError: the files cannot be written.
+    """
+    cache = path.with_suffix(".cache")
+    plan = Plan(settings.target, device=settings.fingerprint.get("device"))
+    with bench(plan, timeout_s, "spawn") as jobs:
+        made = (jobs.folder / cache.name).absolute()
+        ending = jobs.run(SaveRequest, settings=settings, file=str(made))
+        if ending.outcome is not Outcome.OK:
+            raise ExportError(
+                f"the settings of {settings.target} cannot be compiled for a cache: "
+                f"{ending.outcome.value}: {ending.message}",
+                *end_of(jobs.log),
+                hint="the same command without --with-cache",
+            )
+        said = SaveResult.read(ending.payload)
+        told = [f"not in the cache: {why}" for why in said.left_out]
+        if not made.exists():
+            _write(path, settings)
+            return [f"wrote {path}, and no cache: there is nothing to keep", *told]
+        sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
+        try:
+            shutil.move(made, cache)
+        except OSError as error:
+            raise UsageError(f"cannot write {cache}: {error.strerror}") from error
+    _write(path, dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256}))
+    size = f"{cache.stat().st_size / 2**20:.1f} MiB"
+    return [f"wrote {path} and {cache} ({size}: {said.graphs} graphs)", *told]
+
+
+def _write(path: Path, settings: Tuned) -> None:
+    try:
+        path.write_text(TunedSet((settings,)).to_json(), "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def compare_in_algorithm(
+    target: str, settings: TunedSet, budget_s: float, timeout_s: float
+) -> dict[str, Any]:
+    """Run the target's algorithm with and without settings, in turns, in a process of its own.
+
+    ``budget_s`` is of the whole comparison, building and compiling included; ``timeout_s`` later a
+    step that hangs is ended.
+    """
+    plan = Plan(target_spec(target))
+    with bench(plan, budget_s + timeout_s) as jobs:
+        ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
+        log = end_of(jobs.log)
+    said = AlgorithmResult.read(ending.payload)
+    if ending.outcome is not Outcome.OK:
+        what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
+        where = [said.where] if said.where else []
+        raise said.error or TargetError(what, *where, *log[-6:])
+    names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
+    found = {name: getattr(said, name) for name in names}
+    made = figures(said.rounds, said.runners)
+    return {"target": plan.target, "figures": made, "notes": _notes(made, said), **found}
+
+
+def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
+    """Estimates with 95 % intervals from the rounds of one process, paired by round.
+
+    That of a gain counts too how far fresh processes usually are apart; those of a side do not.
+
+    Returns:
+        ``steps_per_s``: env steps by seconds of ``train()``; ``sampled_per_s``: by seconds of
+        sampling; ``update_s``: seconds of a gradient update; ``forward_share``: of sampling that is
+        the module's forward. Each of ``untouched`` and ``tuned``, and but for the share ``gain``:
+        how many times faster the tuned side is.
+    """
+    found = {}
+    for name, above, below, factor, more_is_better in (
+        ("steps_per_s", "steps", "train_s", 1, True),
+        ("sampled_per_s", "steps", "sample_s", runners, True),
+        ("update_s", "update_s", "updates", 1, False),
+        ("forward_share", "forward_s", "sample_s", 1, None),
+    ):
+        both = [
+            [factor * one[side][above] / one[side][below] for side in ("untouched", "tuned")]
+            for one in rounds
+            if all(one[s].get(above) and one[s].get(below) for s in ("untouched", "tuned"))
+        ]
+        if not both:
+            continue
+        plain, tuned = zip(*both, strict=True)
+        row = {
+            "untouched": median_interval(plain).to_dict(),
+            "tuned": median_interval(tuned).to_dict(),
+        }
+        if more_is_better is not None:
+            pair = (tuned, plain) if more_is_better else (plain, tuned)
+            row["gain"] = _gain(*pair).to_dict()
+        found[name] = row
+    return found
+
+
+def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
+    """As uncertain as one process is, or as its own rounds are."""
+    inside, outside = speedup(slow, fast), over_sets([0.0])
+    return Interval(
+        inside.value,
+        min(inside.low, inside.value * outside.low),
+        max(inside.high, inside.value * outside.high),
+    )
+
+
+def _notes(made: Mapping[str, Any], said: AlgorithmResult) -> list[str]:
+    notes = []
+    if share := made.get("forward_share"):
+        most = 1 / max(1 - share["untouched"]["value"], 1e-3)
+        notes.append(f"were the forward free, sampling would be {most:.2f} times as fast")
+    if len(said.rounds) < _FEW_ROUNDS:
+        notes.append(
+            f"{len(said.rounds)} iterations of each are too few for a 95 % interval: the range "
+            "of the values stands in its place (a longer --budget helps)"
+        )
+    for runner in said.active["env_runners"][:1]:
+        if runner.get("measured_elsewhere"):
+            notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
+    return notes

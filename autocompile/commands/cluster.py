@@ -19,7 +19,7 @@ from autocompile import api
 from autocompile.cluster.executor import ClusterExecutor, Interrupts
 from autocompile.cluster.links import CPU, connected, places_of, side_by_side
 from autocompile.errors import UsageError
-from autocompile.execute.local import Isolation
+from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress
 from autocompile.report.table import write_table

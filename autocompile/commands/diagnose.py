@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from autocompile.commands.bench import Bench, bench
-from autocompile.protocol.requests import TimingLimits, TrialRequest
-from autocompile.protocol.results import ProbeResult
+from autocompile.commands.bench import SAMPLE, Bench, bench
+from autocompile.protocol.requests import ProbeResult, TimingLimits, TrialRequest
 from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.phases import phase_of
-from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, asked_for, environments, target_spec
 from autocompile.space.space import SearchSpace, Space, spaces_of
 from autocompile.store import runs
 
-__all__ = ["check", "doctor", "machine_here", "preview"]
+__all__ = ["check", "doctor", "preview"]
 
-_SAMPLE = "autocompile.trial.target.sample:get_model"
 _LIMITS = TimingLimits(half_width=0.05)
 _WORKS = ("ok", "same")
 # What runs is installed; that its numbers are wrong no installation mends.
@@ -55,20 +51,10 @@ def check(
     }
 
 
-def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
-    """Torch and this machine, as a report has them under ``environment``.
-
-    ``device``: None for a GPU, where there is one. ``wait``: until the machine is free.
-    """
-    plan = Plan(_SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
-    with bench(plan, 120.0, wait=wait) as jobs:
-        return jobs.probed()["default"].environment
-
-
 def doctor(backend: str | None, device: str | None, wait: bool = True) -> dict[str, Any]:
     """Compile a small model with each backend and mode; a row for each backend."""
     names = None if backend is None else (backend,)
-    plan = Plan(_SAMPLE, space=SearchSpace(backends=names), device=device)
+    plan = Plan(SAMPLE, space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0, wait=wait) as jobs:
         found = jobs.probed()["default"]
         rows = {

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.commands.bench import log_shown
-from autocompile.commands.diagnose import machine_here
+from autocompile.commands.bench import log_shown, machine_here
 from autocompile.progress import Progress
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.tuned import Choice, Tuned, is_faster
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet, is_faster
 
 __all__ = ["REQUIREMENTS", "Check", "Verified", "check", "verify"]
 

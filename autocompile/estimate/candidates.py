@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autocompile.estimate.intervals import Interval, between_runs, median, over_sets
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import EXPORTED, Outcome, Record
+from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
 
 __all__ = ["ONE", "Candidate", "Limits", "candidates", "of_sets", "whole_call_s", "with_refreshes"]
 

@@ -47,7 +47,7 @@ class Ending:
     outcome: Outcome
     step: Step  # the last that it reached
     message: str = ""  # one line, including torch's error message if there was one
-    payload: Mapping[str, Any] = field(default_factory=dict)  # as autocompile.protocol.results
+    payload: Mapping[str, Any] = field(default_factory=dict)  # as autocompile.protocol.requests
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
     spans: Sequence[tuple[str, float, float]] = ()

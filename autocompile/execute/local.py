@@ -15,18 +15,17 @@ import sys
 import time
 from collections import deque
 
-from autocompile.errors import RunError, UsageError
-from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
+from autocompile.errors import UsageError
+from autocompile.execute.child import Child, KilledFor, ending_of
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.execute.memory import default_jobs, oom_kills, usable_cores
-from autocompile.execute.outcome import ending_of
+from autocompile.execute.memory import default_jobs, usable_cores
 from autocompile.execute.starter import Isolation, ProcessStarter
 from autocompile.execute.trees import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.protocol.events import ChannelError, EventName
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["Isolation", "LocalExecutor", "default_jobs"]
+__all__ = ["LocalExecutor"]
 
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _MOST_THREADS = 32  # torch's own limit of compile workers
@@ -68,8 +67,25 @@ class LocalExecutor:
 
     def start(self, job: Job) -> None:
         """Start a trial, or queue it until it can be forked and no trial has exclusive use."""
-        self._queue.append(job)
-        self._start_queued()
+        starter, child = self._starter(job.python), None
+        try:
+            if not self._exclusive.taken and starter.is_ready(job):
+                child = starter.start(job)
+        except OSError as error:
+            what = f"the trial's process cannot be started: {error.strerror or error}"
+            ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
+            self._events.append(Ended(job.number, ending))
+            return
+        if child is None:
+            self._queue.append(job)
+            return
+        for other in self._children.values():
+            other.company = child.company = True
+        self._children[job.number] = child
+        self._exclusive.enter(job.number)
+        for descriptor in (child.pipes.results, child.pipes.output, child.pidfd):
+            if descriptor is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ, child)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Wait until a trial sends something, ends, or passes a deadline."""
@@ -87,7 +103,8 @@ class LocalExecutor:
                     self._read(key.data, key.fd)
             self._exclusive.advance()
             self._look_after_all()
-            self._start_queued()
+            for _ in range(len(self._queue)):
+                self.start(self._queue.popleft())
         events, self._events = self._events, []
         return events
 
@@ -132,48 +149,6 @@ class LocalExecutor:
     def _is_quiet(self) -> bool:
         """Whether no fork server imports or compiles something."""
         return not any(starter.is_busy for starter in self._starters.values())
-
-    def _start_queued(self) -> None:
-        for job in list(self._queue):
-            if self._exclusive.taken:
-                return
-            if self._starter(job.python).is_ready(job):
-                self._queue.remove(job)
-                self._launch(job)
-
-    def _launch(self, job: Job) -> None:
-        try:
-            log = CappedLog(job.folder / "log.txt")
-        except OSError as error:
-            raise RunError(
-                f"cannot write in {job.folder}: {error.strerror or error}",
-                hint="free some space or make the folder writable, then rerun with --resume",
-            ) from error
-        child = Child(job, Pipes(), log, oom_before=oom_kills())
-        has_begun = False
-        try:
-            has_begun = self._starter(job.python).start(child)
-            if not has_begun:
-                self._queue.appendleft(job)
-        except OSError as error:
-            what = f"the trial's process cannot be started: {error.strerror or error}"
-            ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
-            self._events.append(Ended(job.number, ending))
-        finally:
-            for end in child.pipes.theirs:
-                os.close(end)
-            if not has_begun:
-                child.close()
-        if not has_begun:
-            return
-        child.clock = Clock()
-        for other in self._children.values():
-            other.company = child.company = True
-        self._children[job.number] = child
-        self._exclusive.enter(job.number)
-        for descriptor in (child.pipes.results, child.pipes.output, child.pidfd):
-            if descriptor is not None:
-                self._selector.register(descriptor, selectors.EVENT_READ, child)
 
     def _read(self, child: Child, descriptor: int) -> bool:
         """Read what a pipe holds now; False if that is nothing."""

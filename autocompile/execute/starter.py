@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import autocompile
 from autocompile.errors import UsageError
-from autocompile.execute.child import Child
+from autocompile.execute.child import Child, Clock
 from autocompile.execute.executor import Job
 from autocompile.protocol.processes import MARKER
 
@@ -242,25 +242,37 @@ class ProcessStarter:
         """Whether the fork server imports or compiles something, which would disturb timings."""
         return self._fork_server is not None and self._fork_server.is_busy
 
-    def start(self, child: Child) -> bool:
-        """Start a trial's processes, after :meth:`is_ready`; sets its ``supervisor`` and ``pidfd``.
+    def start(self, job: Job) -> Child | None:
+        """Start a trial's processes, after :meth:`is_ready`: ``autocompile.trial`` or a fork.
 
         Returns:
-            False if the fork server has died since; try again.
+            None if the fork server has died since; try again.
+
+        Raises:
+            OSError: its process cannot be started.
+            RunError: its log cannot be written.
         """
-        if not self._forks or child.job.fresh or self._fork_server is None:
-            child.process = self._interpreter(child)
-            child.supervisor = child.process.pid
-        else:
-            try:
+        child = Child.of(job)
+        try:
+            if not self._forks or job.fresh or self._fork_server is None:
+                child.process = self._interpreter(child)
+                child.supervisor = child.process.pid
+            else:
                 child.supervisor = self._fork_server.fork(child.arguments, child.pipes.theirs)
-            except ForkServerError as error:
-                self._fall_back(error)
-                return False
-            child.forked = True
+                child.forked = True
+        except ForkServerError as error:
+            self._fall_back(error)
+        finally:
+            for end in child.pipes.theirs:
+                os.close(end)
+            if not child.supervisor:
+                child.close()
+        if not child.supervisor:
+            return None
         with contextlib.suppress(OSError, AttributeError):
             child.pidfd = os.pidfd_open(child.supervisor)
-        return True
+        child.clock = Clock()
+        return child
 
     def close(self) -> None:
         self._end_fork_server()

@@ -15,7 +15,7 @@ from autocompile.export import python, stacks
 from autocompile.export.choices import choices, command
 from autocompile.export.python import to_paste, use_line
 from autocompile.export.text import comment
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import TunedSet
 
 __all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
 

@@ -22,8 +22,7 @@ from autocompile.errors import UsageError
 from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
 from autocompile.report.contents import same_as
-from autocompile.settings.config import CompileConfig
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import CompileConfig, Setting
 from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["LiveProgress", "PlainProgress", "progress"]

@@ -15,8 +15,7 @@ from autocompile.runtime.inplace import apply_config, apply_to_optimizer
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 __all__ = ["InTraining", "apply", "demand_this_interpreter"]
 

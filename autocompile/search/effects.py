@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.phases import phase_of
-from autocompile.settings.setting import Setting
 
 __all__ = ["Effects", "Prior", "costs_of", "expected_gain", "prior_of"]
 

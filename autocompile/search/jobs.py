@@ -105,13 +105,11 @@ class Jobs:
     def has_room(self) -> bool:
         return not self.interrupted and len(self._running) < self._executor.slots
 
-    def start(self, job: Job) -> None:
-        try:
-            self._running.add(job.number)
-            self._cancelled = False  # the new job is not cancelled yet
-            self._executor.start(job)
-        except KeyboardInterrupt:
-            self._interrupt()
+    def expect(self, job: Job) -> Job:
+        """Count a job as running, which the executor is about to start."""
+        self._running.add(job.number)
+        self._cancelled = False  # the new job is not cancelled yet
+        return job
 
     def next(self) -> tuple[int, Ending]:
         """Wait until a job ends; returns its number and how it ended."""
@@ -160,11 +158,11 @@ def without_interrupts() -> Iterator[None]:
 def run_job(executor: Executor, job: Job, progress: Progress) -> Ending:
     """Run one job alone; what forking may have caused is tried again once, in an interpreter."""
     with Jobs(executor, progress) as jobs:
-        jobs.start(job)
+        executor.start(jobs.expect(job))
         _, ending = jobs.next()
         if ending.doubts and not job.fresh and not jobs.interrupted:
             put_first_log_aside(job.folder)
-            jobs.start(dataclasses.replace(job, fresh=True))
+            executor.start(jobs.expect(dataclasses.replace(job, fresh=True)))
             _, again = jobs.next()
             ending = dataclasses.replace(again, first=ending)
     return ending

@@ -14,11 +14,9 @@ from typing import Any, get_args
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.job import JobFactory, locked
-from autocompile.execute.local import Isolation
-from autocompile.execute.starter import demand_torch
+from autocompile.execute.starter import Isolation, demand_torch
 from autocompile.progress import Progress
-from autocompile.protocol.requests import ProbeRequest
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.search.jobs import run_job
 from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.tuned import FINGERPRINT, unlike

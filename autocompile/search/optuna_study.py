@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
 from autocompile.search.sampler import LEFT, ListedSampler, Rest
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
 __all__ = ["OptunaStudy", "demand_usable", "without_password"]

@@ -24,8 +24,7 @@ from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
 from autocompile.search.jobs import Jobs
 from autocompile.search.records import side_records
 from autocompile.search.study import Study
-from autocompile.settings.config import EAGER
-from autocompile.settings.setting import Cell
+from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
 __all__ = ["Race"]
@@ -254,7 +253,8 @@ class Race:
         )
         environment = group[0].record.config.environment
         options: dict[str, Any] = {"fresh": exported is not None, "alone": not takes_turns}
-        jobs.start(factory.job(request, environment=environment, **options))
+        job = factory.job(request, environment=environment, **options)
+        self.study.executor.start(jobs.expect(job))
         return request.number
 
     def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:

@@ -10,9 +10,8 @@ from typing import Any
 
 from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.dimensions import DIMENSIONS
-from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["answer", "known_codes", "of_twin", "side_records", "to_record"]

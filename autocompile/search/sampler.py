@@ -23,8 +23,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.search.effects import Effects, Prior, expected_gain
-from autocompile.settings.config import DEFAULT_INDUCTOR
-from autocompile.settings.setting import Setting, choices
+from autocompile.settings.config import DEFAULT_INDUCTOR, Setting, choices
 
 __all__ = ["SAMPLERS", "FiniteSampler", "ListedSampler", "PortfolioSampler", "make_sampler"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -21,8 +21,7 @@ from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
 from autocompile.search.sampler import Company, ListedSampler
-from autocompile.settings.config import DEFAULT_INDUCTOR
-from autocompile.settings.setting import Cell, Setting
+from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
 
 __all__ = ["Study"]
@@ -81,7 +80,8 @@ class Study:
         with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
                 self._races_s = 0.0 if self.budget.total_s is None else races_s()
-                self._start(jobs)
+                for job in self._next_jobs(jobs):
+                    self.executor.start(jobs.expect(job))
                 if not jobs.size:
                     break
                 number, ending = jobs.next()
@@ -131,12 +131,12 @@ class Study:
         held_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
         return _SURE * self.budget.for_search_s(self._races_s) - held_s
 
-    def _start(self, jobs: Jobs) -> None:
-        """Start all that may start now; settings that need no process get their record at once."""
+    def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
+        """All that may start now; settings that need no process get their record at once."""
         if self._first_tries:  # a second try runs alone
             if self._to_retry and not jobs.size and jobs.has_room and self._limit_s() > 0:
                 number = self._to_retry.popleft()
-                jobs.start(self._job(number, self._running[number], is_retry=True))
+                yield self._job(number, self._running[number], is_retry=True)
             return
         while jobs.has_room and (setting := self._next()):
             number = self.job_factory.next_number()
@@ -147,7 +147,7 @@ class Study:
             self._running[number] = setting
             job = self._job(number, setting)
             self.progress.started(number, setting, "search")
-            jobs.start(job)
+            yield job
 
     def _company(self) -> Company:
         """What may run beside plain ``torch.compile()``.

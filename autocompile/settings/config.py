@@ -1,4 +1,7 @@
-"""CompileConfig: one setting, of torch.compile and of what surrounds it, in one canonical form."""
+"""CompileConfig: how torch.compile and what surrounds it are set, in one canonical form.
+
+A Setting is a config at a batch size of a phase: one point of the space.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
 from autocompile.settings.dimensions import DIMENSIONS, Dimension
-from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
+from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
-__all__ = ["DEFAULT_INDUCTOR", "EAGER", "CompileConfig"]
+if TYPE_CHECKING:
+    from autocompile.store.record import Record
+
+__all__ = ["DEFAULT_INDUCTOR", "EAGER", "Cell", "CompileConfig", "Setting", "choices"]
 
 # What each mode turns on (torch._inductor.list_mode_options): options by another name.
 _GRAPHS = ("triton.cudagraphs", True)
@@ -32,6 +38,7 @@ _COARSE = ("triton.cudagraphs", "max_autotune", "cpp_wrapper", "weights")
 _WORD = re.compile(r"\w[\w.,-]*|-O[0-3]", re.ASCII)
 _PLACE = re.compile("remote|(cxx|dir|home|root|path|library|libs)$")
 _PLAIN_FAMILIES = {"scope=model", "freezing=False"}
+Cell = tuple[str, int | None]  # phase and batch size, within which speeds are compared
 
 
 @dataclass(frozen=True)
@@ -255,3 +262,48 @@ class CompileConfig:
 
 EAGER = CompileConfig(backend="eager")
 DEFAULT_INDUCTOR = CompileConfig()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A config at a batch size of a phase."""
+
+    config: CompileConfig
+    batch_size: int | None
+    phase: str = FORWARD
+
+    @classmethod
+    def of(cls, record: Record) -> Setting:
+        return cls(record.config, record.batch_size, record.phase)
+
+    @property
+    def cell(self) -> Cell:
+        return self.phase, self.batch_size
+
+    @property
+    def plainer_twin(self) -> Setting | None:
+        """The same without ``fullgraph``, whose result answers this one if there is one graph.
+
+        With ``fullgraph`` torch does a few microseconds more at each call: it is never faster.
+        ``dynamic=False`` is no such twin of ``None``: setting it at each call costs twice as much.
+        """
+        plain = replace(self.config, fullgraph=False)
+        return replace(self, config=plain) if self.config.fullgraph else None
+
+    def params(self) -> dict[str, Any]:
+        """As Optuna stores it; ``None`` is spelled out, since dashboards drop it."""
+        options = ",".join(f"{name}={value}" for name, value in self.config.options)
+        every = {d.name: getattr(self.config, d.name) for d in DIMENSIONS}
+        return {
+            "phase": self.phase,
+            **{k: v if isinstance(v, str) else str(v).lower() for k, v in every.items()},
+            "options": options or "none",
+            "fullgraph": self.config.fullgraph,  # as in databases of earlier versions
+            "batch_size": self.batch_size or 0,
+        }
+
+
+def choices(settings: Sequence[Setting]) -> dict[str, list[Any]]:
+    """The values of each Optuna parameter, in the order in which they come first."""
+    every = [s.params() for s in settings]
+    return {name: list(dict.fromkeys(p[name] for p in every)) for name in every[0]}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import UsageError
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import ProbeResult
 from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting, choices
 from autocompile.settings.dimensions import (
     DIMENSIONS,
     SEARCHED,
@@ -26,7 +26,6 @@ from autocompile.settings.dimensions import (
     why_not,
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
-from autocompile.settings.setting import Setting, choices
 from autocompile.store.record import Outcome, Record
 
 if TYPE_CHECKING:

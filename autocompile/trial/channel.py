@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol.events import EventName, encode
-from autocompile.protocol.results import TaskResult
+from autocompile.protocol.requests import TaskResult
 from autocompile.store.reading import plain
 from autocompile.store.record import Outcome, Record, Step
 

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
-from autocompile.protocol.results import TaskResult
+from autocompile.protocol.requests import TaskResult
 from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.measure.telemetry import dynamo_facts
 

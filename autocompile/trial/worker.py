@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autocompile.protocol import requests, results
+from autocompile.protocol import requests
 from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
@@ -24,15 +24,17 @@ from autocompile.trial.tasks.screening import screen_setting
 __all__ = ["run"]
 
 _Task = Callable[[Any, Channel, Any], None]
-_TASKS: dict[type[requests.Request], tuple[_Task, Callable[[Any], results.TaskResult | Record]]] = {
-    requests.ProbeRequest: (probe, lambda _: results.ProbeResult()),
+_TASKS: dict[
+    type[requests.Request], tuple[_Task, Callable[[Any], requests.TaskResult | Record]]
+] = {
+    requests.ProbeRequest: (probe, lambda _: requests.ProbeResult()),
     requests.TrialRequest: (
         screen_setting,
         lambda asked: Record(asked.number, asked.phase, asked.config, asked.batch_size),
     ),
-    requests.RaceRequest: (race, lambda _: results.RaceResult()),
-    requests.SaveRequest: (save, lambda _: results.SaveResult()),
-    requests.AlgorithmRequest: (compare_target, lambda _: results.AlgorithmResult()),
+    requests.RaceRequest: (race, lambda _: requests.RaceResult()),
+    requests.SaveRequest: (save, lambda _: requests.SaveResult()),
+    requests.AlgorithmRequest: (compare_target, lambda _: requests.AlgorithmResult()),
 }
 
 
@@ -46,7 +48,7 @@ def run(
     """Do what ``folder/request.json`` asks and send how it ended; for the rest see Channel."""
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
-    result: results.TaskResult | Record = results.TaskResult()
+    result: requests.TaskResult | Record = requests.TaskResult()
     request = None
     try:
         request = requests.read_request(place)

@@ -90,10 +90,9 @@ def run(arm: str, settings: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from autocompile.commands.cache import export_with_cache
+    from autocompile.commands.bench import export_with_cache
     from autocompile.settings.config import CompileConfig
-    from autocompile.settings.tuned import Choice, Tuned
-    from autocompile.settings.tuned_set import TunedSet
+    from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
     with tempfile.TemporaryDirectory() as folder:
         even = {"value": 1.0, "low": 1.0, "high": 1.0}

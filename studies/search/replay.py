@@ -40,8 +40,7 @@ from autocompile.estimate.decision import SETS, ZONE  # noqa: E402
 from autocompile.estimate.intervals import over_sets  # noqa: E402
 from autocompile.search.effects import Prior  # noqa: E402
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler, make_sampler  # noqa: E402
-from autocompile.settings.config import CompileConfig  # noqa: E402
-from autocompile.settings.setting import Setting  # noqa: E402
+from autocompile.settings.config import CompileConfig, Setting  # noqa: E402
 
 TIMES_S = tuple(float(t) for t in range(20, 301, 20))
 SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)

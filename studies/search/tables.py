@@ -45,8 +45,11 @@ from autocompile.protocol.requests import (  # noqa: E402
     TrialRequest,
 )
 from autocompile.search.records import to_record  # noqa: E402
-from autocompile.settings.config import EAGER, CompileConfig  # noqa: E402
-from autocompile.settings.setting import Setting  # noqa: E402
+from autocompile.settings.config import (  # noqa: E402
+    EAGER,
+    CompileConfig,
+    Setting,
+)
 from autocompile.store.record import RunFolder  # noqa: E402
 
 SETS, ROUNDS, SET_S = 3, 12, 20.0

@@ -39,8 +39,7 @@ from autocompile.execute.local import LocalExecutor
 from autocompile.protocol.requests import Header, RaceRequest, Side
 from autocompile.search import race as racing
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, RunFolder, Step
+from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
 
 BATCH_SIZE = 4
 SIDES = {

@@ -23,8 +23,7 @@ from tunes import configs, rounded
 
 from autocompile.estimate.decision import decide_all
 from autocompile.settings.config import CompileConfig
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 FOLDERS = ("cpu_races", "busy_races", "busy_second", "in_turns", "busy_turns", "busy_epyc")
 

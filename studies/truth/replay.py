@@ -46,8 +46,7 @@ from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.decision import decide, finalists
 from autocompile.estimate.intervals import Interval, median_interval, over_sets
 from autocompile.settings.config import CompileConfig
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 ROUNDS, WINDOWS = 24, 16  # rounds of a set; stretches of them that are taken of each process
 SPELLS = {"spells": 0.2, "long spells": 0.4}  # of the sets

@@ -37,11 +37,9 @@ from fakes import FakeExecutor, measured
 
 from autocompile.api import tune
 from autocompile.progress import Progress
-from autocompile.settings.config import CompileConfig
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import CompileConfig, Setting
 from autocompile.space.space import SearchSpace
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Record
+from autocompile.store.record import Measurement, Record
 
 ARMS = ("naive", "tune", "search")
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from fakes import FakeExecutor, measured
 from recorded_runs import RUNS, said, unpack
 
 from autocompile.api import tune
-from autocompile.commands.in_algorithm import figures
+from autocompile.commands.bench import figures
 from autocompile.execute.job import locked
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder, Step

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from autocompile.commands.in_algorithm import figures
+from autocompile.commands.bench import figures
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import over_sets
-from autocompile.protocol.results import AlgorithmResult
+from autocompile.protocol.requests import AlgorithmResult
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import TunedSet
 from autocompile.store.reading import plain
 
 pytest.importorskip("ray")

@@ -20,8 +20,7 @@ from autocompile.commands.verify import (
 )
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}
@@ -187,7 +186,7 @@ def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
         return {"figures": {"update_s": {}}}
 
     run()
-    monkeypatch.setattr("autocompile.commands.in_algorithm.compare_in_algorithm", compare)
+    monkeypatch.setattr("autocompile.commands.bench.compare_in_algorithm", compare)
     done = typed("verify", "last", "--in-algorithm", "--json")
     assert done.returncode == 0, done.stderr
     assert [(one / "in_algorithm.json").exists() for one in runs] == [True, False]

@@ -21,17 +21,16 @@ import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 from conftest import Clock as MachineClock
 
+from autocompile.execute import child as ending
 from autocompile.execute import local, memory, trees
-from autocompile.execute import outcome as ending
-from autocompile.execute.child import Child, Clock
+from autocompile.execute.child import Child, Clock, conclude
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.job import adaptive_timeout_s
-from autocompile.execute.local import LocalExecutor, default_jobs
-from autocompile.execute.outcome import conclude
+from autocompile.execute.local import LocalExecutor
+from autocompile.execute.memory import default_jobs
 from autocompile.search.records import to_record
-from autocompile.settings.config import CompileConfig
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import CompileConfig, Setting
 from autocompile.store.record import Outcome, Step
 
 # Exclusive use -----------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
     from fakes import failed
 
     from autocompile.search.records import answer, to_record
-    from autocompile.settings.setting import Setting
+    from autocompile.settings.config import Setting
 
     broken = Setting(CompileConfig(fullgraph=True), 4)
     known = {broken: to_record(0, broken, failed("graph_break"))}

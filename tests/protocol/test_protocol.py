@@ -15,34 +15,29 @@ from autocompile.execute.executor import Ending
 from autocompile.protocol.events import ChannelError, EventName, LineReader, encode
 from autocompile.protocol.requests import (
     AlgorithmRequest,
+    AlgorithmResult,
     ExportedCode,
     Header,
     Kind,
     ProbeRequest,
+    ProbeResult,
     RaceRequest,
+    RaceResult,
     Request,
     SaveRequest,
+    SaveResult,
     Side,
+    TaskResult,
     TimingLimits,
     TrialRequest,
     parse_request,
     read_request,
 )
-from autocompile.protocol.results import (
-    AlgorithmResult,
-    ProbeResult,
-    RaceResult,
-    SaveResult,
-    TaskResult,
-)
 from autocompile.search.records import side_records, to_record
-from autocompile.settings.config import CompileConfig
-from autocompile.settings.setting import Setting
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
-from autocompile.store.measurement import Measurement
+from autocompile.settings.config import CompileConfig, Setting
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.reading import plain
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 # --- requests ------------------------------------------------------------------------------------
 

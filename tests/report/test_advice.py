@@ -10,8 +10,7 @@ import torch
 
 from autocompile.report.build import advice
 from autocompile.settings.config import DEFAULT_INDUCTOR
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.trial.measure.memory import page_faults
 
 

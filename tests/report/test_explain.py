@@ -13,8 +13,7 @@ from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.intervals import Interval
 from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 EAGER_PART = {"total": 38, "count": {"addmm": 4}}
 COMPILED = {

@@ -16,8 +16,7 @@ from autocompile.progress import Progress
 from autocompile.report.live import LiveProgress, PlainProgress, progress
 from autocompile.search.jobs import Budget
 from autocompile.search.records import to_record
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.store.record import Outcome, Record, Step
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}

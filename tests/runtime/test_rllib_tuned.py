@@ -18,7 +18,7 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import TunedSet
 
 pytest.importorskip("ray")
 import gymnasium

@@ -13,8 +13,7 @@ from test_tuned import AOT, graphs, settings
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.tuned import Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Tuned, TunedSet
 
 pytest.importorskip("pytorch_lightning")
 pytest.importorskip("transformers")

@@ -22,8 +22,7 @@ from autocompile.runtime.apply import InTraining
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 

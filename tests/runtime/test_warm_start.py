@@ -25,14 +25,12 @@ from typer.testing import CliRunner
 
 import autocompile
 from autocompile.cli.commands import app
-from autocompile.commands.cache import export_with_cache
+from autocompile.commands.bench import export_with_cache
 from autocompile.errors import UsageError
-from autocompile.protocol.requests import Header, SaveRequest
-from autocompile.protocol.results import SaveResult
+from autocompile.protocol.requests import Header, SaveRequest, SaveResult
 from autocompile.runtime import warm_start
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.trial.channel import Channel
 from autocompile.trial.tasks.saving import save
 

@@ -27,9 +27,10 @@ def job(number: int) -> Job:
 
 def test_what_starts_after_a_cut_is_ended_by_the_next_one() -> None:
     over = False
-    jobs = Jobs(Endless(lambda request: measured(1.0)), Progress(), lambda: over)
+    executor = Endless(lambda request: measured(1.0))
+    jobs = Jobs(executor, Progress(), lambda: over)
     for number in (1, 2):
-        jobs.start(job(number))
+        executor.start(jobs.expect(job(number)))
         over = True
         ended, ending = jobs.next()
         assert (ended, ending.outcome) == (number, Outcome.INTERRUPTED)

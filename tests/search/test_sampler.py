@@ -24,8 +24,7 @@ from autocompile.search.sampler import (
     doubts,
     make_sampler,
 )
-from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import EAGER, CompileConfig, Setting
 
 A, B = "reduce-overhead", "max-autotune"
 LAST = {"memory_format": "channels_last"}

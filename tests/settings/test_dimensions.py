@@ -21,9 +21,8 @@ from in_process import Try
 import autocompile
 from autocompile.execute.executor import Ending
 from autocompile.search.records import answer, to_record
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
-from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
 
@@ -172,12 +171,12 @@ from autocompile.cli.space import asked
 from autocompile.export.python import uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import ProbeResult
 from autocompile.search.records import _traces_alike
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import Place
 from autocompile.space.space import build_space
-from autocompile.settings.setting import Setting
+from autocompile.settings.config import Setting
 from autocompile.space.space import SearchSpace
 from autocompile.trial.measure.telemetry import same_code_key
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from recorded_runs import RUNS, said, unpack
 
-from autocompile.commands import in_algorithm
+from autocompile.commands import bench
 from autocompile.commands import verify as verifying
 from autocompile.errors import RunError
 from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 FAST = {"value": 1.5, "low": 1.4, "high": 1.6}
 
@@ -148,7 +147,7 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
         tried.append(target)
         raise RunError("enough is known")
 
-    monkeypatch.setattr(in_algorithm, "compare_in_algorithm", compare)
+    monkeypatch.setattr(bench, "compare_in_algorithm", compare)
     gpu = replace(T4, target="gpu/net.py")
     Path("tuned.json").write_text(TunedSet((gpu, CPU)).to_json())
     assert "enough is known" in said("verify", "tuned.json", "--in-algorithm", "-q")

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from autocompile.errors import UsageError
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import ProbeResult
 from autocompile.settings.backends import BACKENDS
-from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig, Setting, choices
 from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
-from autocompile.settings.setting import Setting, choices
 from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace, Space, build_space, demand_known, sizes_of
 

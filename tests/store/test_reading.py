@@ -17,8 +17,7 @@ from autocompile.cli import commands as cli
 from autocompile.errors import RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.store.files import write_json
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, RunFolder, Step
+from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
 
 Edit = Callable[[dict[str, Any]], Any]
 

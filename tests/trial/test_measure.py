@@ -16,11 +16,11 @@ import pytest
 from conftest import Clock
 
 from autocompile.estimate.intervals import median, speedup
-from autocompile.store.measurement import Measurement
+from autocompile.protocol.requests import TimingLimits
+from autocompile.store.record import Measurement
 from autocompile.trial.measure.timing import (
     Rounds,
     Timed,
-    TimingLimits,
     block,
     fill,
     lead_of,

@@ -14,10 +14,8 @@ from conftest import TARGETS, Bench
 from in_process import Try
 
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import AT_WORK, Outcome
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.store.record import AT_WORK, Measurement, Outcome
 from autocompile.trial import worker
 from autocompile.trial.channel import Channel
 from autocompile.trial.tasks import race as race_module

@@ -28,8 +28,7 @@ from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.observations import connectors_of, made_up_batch
 from autocompile.settings import phases
-from autocompile.settings.tuned import Choice, Tuned
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 __all__ = ["TunedLearner", "TunedRunner", "demand_usable", "warm_up"]
 

@@ -18,7 +18,7 @@ from ray.rllib.utils import force_list
 
 from autocompile.errors import UsageError
 from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, demand_usable
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import TunedSet
 
 __all__ = ["NotInEffect", "Tell", "default_runner", "tuned"]
 

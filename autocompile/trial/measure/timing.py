@@ -34,7 +34,7 @@ import torch
 
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
-from autocompile.store.measurement import Measurement
+from autocompile.store.record import Measurement
 from autocompile.trial.target.sides import Side
 
 __all__ = [
@@ -157,7 +157,7 @@ class Rounds:
     def __init__(
         self, sides: Sequence[Timed], synchronize: Callable[[], None], block_s: float, seed: int
     ) -> None:
-        self._sides, self._synchronize = sides, synchronize
+        self._sides, self.synchronize = sides, synchronize
         self._random = random.Random(seed)
         self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
@@ -185,19 +185,17 @@ class Rounds:
     def count(self) -> int:
         return len(self.times[0])
 
-    def one(self) -> None:
-        """Time one more block of each side: in a random order, then in the same one backwards.
+    def one(self) -> Iterator[tuple[list[float], Timed, int, int]]:
+        """The blocks of one more round: in a random order, then in the same one backwards.
 
         So a linear drift of the machine cancels over each pair of rounds. Of two sides each would
-        follow itself too often, and show too little of what the other one costs it.
+        follow itself too often, and show too little of what the other one costs it. Each block is
+        a list for its seconds per call, a side, its calls and its lead.
         """
         order = self._mirrored or self._random.sample(range(len(self._sides)), len(self._sides))
         self._mirrored = [] if self._mirrored or len(order) < 3 else order[::-1]
         for index in order:
-            seconds = block(
-                self._sides[index], self.calls[index], self._synchronize, self.leads[index]
-            )
-            self.times[index].append(seconds)
+            yield self.times[index], self._sides[index], self.calls[index], self.leads[index]
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
         return Measurement(
@@ -232,7 +230,8 @@ def screen(
         rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
         began = time.monotonic()
         while not _is_enough(rounds, time.monotonic() - began, limits):
-            rounds.one()
+            for times, side, calls, lead in rounds.one():
+                times.append(block(side, calls, synchronize, lead))
         measurement = rounds.measurement(1)
         if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
             alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
@@ -279,7 +278,8 @@ def side_by_side(
     while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):
         with turn():
             began = time.monotonic()
-            rounds.one()
+            for times, side, calls, lead in rounds.one():
+                times.append(block(side, calls, rounds.synchronize, lead))
             spent_s += time.monotonic() - began
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
-from autocompile.protocol.requests import AlgorithmRequest
-from autocompile.protocol.results import AlgorithmResult
+from autocompile.protocol.requests import AlgorithmRequest, AlgorithmResult
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
-from autocompile.settings.tuned_set import TunedSet
+from autocompile.settings.tuned import TunedSet
 from autocompile.store.record import Step
 from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel

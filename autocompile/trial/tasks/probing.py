@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import AutocompileError, TargetError, first_words
 from autocompile.protocol.events import EventName
-from autocompile.protocol.requests import ProbeRequest
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
 from autocompile.runtime.optimizers import implementations, set_implementation
 from autocompile.runtime.regions import regions_of

@@ -18,14 +18,12 @@ from typing import Any
 import torch
 
 from autocompile.protocol import requests
-from autocompile.protocol.requests import ExportedCode, RaceRequest
-from autocompile.protocol.results import RaceResult
+from autocompile.protocol.requests import ExportedCode, RaceRequest, RaceResult
 from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
-from autocompile.settings.tuned_set import TunedSet
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import AT_WORK, Outcome, Record, Step
+from autocompile.settings.tuned import TunedSet
+from autocompile.store.record import AT_WORK, Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import note_failure
 from autocompile.trial.measure import telemetry

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from autocompile.protocol.requests import SaveRequest
-from autocompile.protocol.results import SaveResult
+from autocompile.protocol.requests import SaveRequest, SaveResult
 from autocompile.runtime import warm_start
 from autocompile.runtime.applying import process_of
 from autocompile.runtime.inplace import apply_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +15,7 @@ from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
-from autocompile.store.measurement import Measurement
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed, only_logged
 from autocompile.trial.measure import explain, memory, telemetry
@@ -44,8 +44,16 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
             trial.check_first_calls(output)
             if result.duplicate_of is not None:  # it is measured, and verified to its end
                 return
-            with channel.exclusive():
-                measurement = trial.measure()
+            seed = request.header.seed + request.number
+            with channel.exclusive(), trial.measuring():
+                measurement, said = screen(
+                    timed(trial.eager),
+                    timed(trial.compiled),
+                    trial.synchronize,
+                    request.limits,
+                    seed,
+                )
+            trial.keep(measurement, said)
             trial.check_last_calls(measurement)
     if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
         channel.measured(result)
@@ -107,24 +115,24 @@ class _Trial(Comparison):
         if facts["cudagraph_skips"] and skipped not in result.notes:
             result.notes.append(skipped)
 
-    def measure(self) -> Measurement:
-        request, result, eager, compiled = self.request, self.result, self.eager, self.compiled
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """The step ``measure``, with the reference work before and after it."""
         self.channel.step(Step.MEASURE)
-        self.verifier.share_kept(compiled)
+        self.verifier.share_kept(self.compiled)
         reference = ReferenceWork(self.target.device)
         reference.sample()
-        seed = request.header.seed + request.number
-        measurement, notes = screen(
-            timed(eager), timed(compiled), self.synchronize, request.limits, seed
-        )
+        yield
         reference.sample()
-        result.notes += notes
+        self.result.reference_s = reference.median_s
+
+    def keep(self, measurement: Measurement, notes: list[str]) -> None:
+        result = self.result
         result.measurement = measurement
-        if not request.config.is_eager:
+        result.notes += notes
+        if not self.request.config.is_eager:
             result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
             result.compile_window = self.clock.window  # the parent takes out what it held us
-        result.reference_s = reference.median_s
-        return measurement
 
     def check_last_calls(self, measurement: Measurement) -> None:
         """Verify a call after the timing, and load new weights where they are constants."""
