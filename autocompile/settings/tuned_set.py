@@ -7,10 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.tuned import SCHEMA, Tuned, unlike
+
+if TYPE_CHECKING:
+    from autocompile.store.report import Report
 
 __all__ = ["TunedSet"]
 
@@ -71,8 +74,8 @@ class TunedSet:
         )
 
     @classmethod
-    def from_reports(cls, reports: Mapping[str, Mapping[str, Any]]) -> TunedSet:
-        """The settings of reports of one target, as ``report.json`` holds them, by name."""
+    def from_reports(cls, reports: Mapping[str, Report]) -> TunedSet:
+        """The settings of reports of one target, by name."""
         entries: dict[str, Tuned] = {}
         for name, report in reports.items():
             entry = Tuned.from_report(report)
@@ -96,7 +99,7 @@ class TunedSet:
         if isinstance(source, Mapping):
             return cls.from_dict(source, "the mapping")
         if not isinstance(source, (str, os.PathLike)):
-            return cls((Tuned.from_report(source.to_dict()),))
+            return cls((Tuned.from_report(source.report),))
         path = Path(source)
         try:
             data = json.loads(path.read_text("utf-8"))
