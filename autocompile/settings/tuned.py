@@ -191,8 +191,9 @@ def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
     """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
     if phase.answer is None:
         return ()
+    rows = phase.sizes if phase.answer.batch_size is None else phase.by_batch_size
     found = []
-    for row in sorted(phase.sizes, key=lambda row: row.batch_size or 0):
+    for row in sorted(rows, key=lambda row: row.batch_size or 0):
         config = EAGER
         if row.is_faster:
             config = CompileConfig.from_dict(phase.config_of(row.number), name)
