@@ -236,7 +236,8 @@ class PhaseResult(_Part):
 
     def config_of(self, number: int) -> Mapping[str, Any]:
         """The setting of a trial."""
-        return next(trial.config for trial in self.trials if trial.number == number)
+        every = (self.best, *self.trials) if self.best else self.trials
+        return next(one.config for one in every if one.number == number)
 
     @property
     def answer(self) -> Best | None:
