@@ -71,8 +71,8 @@ def of_field(name: str, kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     """A setting is kept as it was written; it has the keys of a CompileConfig."""
     if name != "config":
         return of(kind, parts)
-    keys = CompileConfig().to_dict()
-    return {"type": "object", "properties": dict.fromkeys(keys, {}), "additionalProperties": False}
+    keys: dict[str, Any] = {key: {} for key in CompileConfig().to_dict()}
+    return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
 def text() -> str:

@@ -51,6 +51,10 @@ _OF_A_RECORD = (
     *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
     *("outcome", "step"),
 )
+_OF_THE_BEST = (
+    *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
+    *("calls_per_update", "weights_live"),
+)
 _FAULT_S = 0.5e-6  # a page of 4 KiB costs at least that: the kernel clears it
 _MATTERS = 0.05  # of a call
 # glibc accepts no higher threshold for blocks of their own, and setting one alone fixes the other.
@@ -443,9 +447,8 @@ def _best(
     saved = best.eager_call_s - best.call_s
     pays = saved > 0 and not is_eager
     return Best(
-        number=record.number,
+        **{name: getattr(record, name) for name in _OF_THE_BEST},
         config=record.config.to_dict(),
-        batch_size=record.batch_size,
         throughput=_throughput(best.throughput, record.phase),
         eager_throughput=Rate(value=best.eager_throughput, unit=phase_of(record.phase).unit),
         eager_call_s=_spread_of_eager(records, record.batch_size),
@@ -453,18 +456,13 @@ def _best(
         speedup_against_default=None if is_default else compare(best, plain),
         compile_s=0.0 if is_eager else record.compile_s,
         warm_compile_s=0.0 if is_eager else best.warm_compile_s,
-        peak_memory_bytes=record.peak_memory_bytes,
-        eager_peak_memory_bytes=record.eager_peak_memory_bytes,
         break_even_calls=round((record.compile_s or 0.0) / saved) if pays else None,
-        refresh_s=record.refresh_s,
-        calls_per_update=record.calls_per_update,
         calls_to_repay_refresh=_calls_to_repay(best),
         confirmed_processes=best.sets,
         exported=_exported(best, exported),
         same_code=best.same_code,
         slow_sets=best.slow_sets,
         call_s=best.call_s,
-        weights_live=record.weights_live,
         notes=tuple(record.notes),
     )
 

@@ -16,20 +16,6 @@ from autocompile.settings.config import EAGER
 from autocompile.store.reading import demand_schema, known, of_fields, plain
 from autocompile.store.record import SCHEMA, Outcome, Step
 
-__all__ = [
-    "Best",
-    "Confidence",
-    "Exported",
-    "Failures",
-    "PhaseResult",
-    "Rate",
-    "Report",
-    "SizeRow",
-    "Target",
-    "Throughput",
-    "Trial",
-]
-
 Unit = Literal["samples/s", "steps/s"]
 
 
@@ -236,7 +222,9 @@ class PhaseResult(_Part):
 
     def config_of(self, number: int) -> Mapping[str, Any]:
         """The setting of a trial."""
-        every = (self.best, *self.trials) if self.best else self.trials
+        every: list[Best | Trial] = (
+            [*self.trials] if self.best is None else [self.best, *self.trials]
+        )
         return next(one.config for one in every if one.number == number)
 
     @property
