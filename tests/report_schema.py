@@ -23,7 +23,7 @@ PLAIN = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 def schema() -> dict[str, Any]:
-    """The schema of a report; that of a table is ``#/$defs/Comparison``."""
+    """The schema of a report; that of a table is ``#/$defs/table``."""
     parts: dict[str, Any] = {}
     for kind in (Comparison, Report):
         of(kind, parts)
@@ -50,7 +50,7 @@ def of(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": of(args[0], parts)}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": of(args[1], parts)}
-    name = kind.__name__
+    name = "table" if kind is Comparison else kind.__name__
     if name not in parts and issubclass(kind, Enum):
         parts[name] = {"enum": [each.value for each in kind]}
     elif name not in parts:
