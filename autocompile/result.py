@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 import io
 import json
@@ -26,7 +27,9 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
+from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record, RunFolder
+from autocompile.store.report import Report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +46,7 @@ class Result:
         best: the best trial; eager's if the verdict is ``keep_eager``.
         config: its settings.
         speedup: its speed-up over eager, with a 95 % interval.
+        report: all of it, typed.
         verdict: ``faster``, ``keep_eager`` or ``failed``, for every phase.
         trials: all trials of the run.
         environment: versions and machine.
@@ -50,25 +54,25 @@ class Result:
         notice: about parts of the run that this version cannot read; empty if none.
     """
 
-    def __init__(self, report: Mapping[str, Any], trials: list[Record]) -> None:
-        self._report = dict(report)
+    def __init__(self, report: Report, trials: list[Record]) -> None:
+        self.report = report
         self.trials = trials
-        self.environment: dict[str, Any] = report["environment"]
-        self.interrupted: bool = report["interrupted"]
-        self.run_dir: str = report["run_dir"]
-        self.notice: str = report.get("notice", "")
-        phases: dict[str, Any] = report["phases"]
-        self.verdict: dict[str, str] = {name: p["verdict"] for name, p in phases.items()}
-        found = {name: p["best"] for name, p in phases.items() if p["best"]}
+        self.environment = report.environment
+        self.interrupted = report.interrupted
+        self.run_dir = report.run_dir
+        self.notice = report.notice
+        self.verdict: dict[str, str] = {name: p.verdict for name, p in report.phases.items()}
+        found = {name: p.best for name, p in report.phases.items() if p.best}
         by_number = {r.number: r for r in trials}
-        self.best: dict[str, Record] = {n: by_number[b["number"]] for n, b in found.items()}
-        self.config = {n: CompileConfig.from_dict(b["config"], n) for n, b in found.items()}
-        self.speedup = {n: Interval(**b["speedup"]) for n, b in found.items()}
+        self.best: dict[str, Record] = {n: by_number[b.number] for n, b in found.items()}
+        self.config = {n: CompileConfig.from_dict(b.config, n) for n, b in found.items()}
+        self.speedup = {n: b.speedup for n, b in found.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
         """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
-        best = self._report["phases"][phase]["best"]
-        sure = self.verdict[phase] == "faster" and best["confirmed_processes"] > 1
+        phase_result = self.report.phases[phase]
+        best = phase_result.best
+        sure = best is not None and phase_result.is_faster and best.confirmed_processes > 1
         return sure and self.speedup[phase].low >= factor
 
     @property
@@ -116,18 +120,18 @@ class Result:
         Raises:
             UsageError: unknown format. ExportError: the format cannot express the result.
         """
-        return export(self._report, to)
+        return export(self.report, to)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``report.json``."""
-        return self._report
+        return self.report.to_dict()
 
     def __str__(self) -> str:
         """The report as ``autocompile show`` prints it."""
         text = io.StringIO()
         # Otherwise rich writes to a notebook's display, and colors where FORCE_COLOR is set.
         console = Console(file=text, width=100, force_jupyter=False, force_terminal=False)
-        render(self._report, console)
+        render(self.report, console)
         return text.getvalue()
 
     def _repr_html_(self) -> str:
@@ -141,7 +145,7 @@ class Result:
             RunError: it cannot be written.
         """
         folder = RunFolder(self.run_dir).path
-        page = to_html(self._report, self.trials, to_paste(self._report))
+        page = to_html(self.report, self.trials, to_paste(self.report))
         write_text(folder / "report.html", page)
         return folder / "report.html"
 
@@ -166,13 +170,15 @@ def make_result(
         interrupted=run.get("interrupted", True),
         wall_s=run.get("wall_s", 0.0),
     )
-    report["notice"] = notice
-    with contextlib.suppress(OSError, ValueError):
-        report["in_algorithm"] = json.loads(folder.in_algorithm.read_text("utf-8"))
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        figures = json.loads(folder.in_algorithm.read_text("utf-8"))
+        read = made(Mapping[str, Mapping[str, Interval]], figures)
+        report = dataclasses.replace(report, in_algorithm=read)
+    exports = {}
     for to in FORMATS:
         with contextlib.suppress(AutocompileError):
-            report["exports"][to] = export(report, to)
-    return Result(report, records)
+            exports[to] = export(report, to)
+    return Result(dataclasses.replace(report, notice=notice, exports=exports), records)
 
 
 def exported_code(
@@ -182,7 +188,7 @@ def exported_code(
 
     Empty if nothing is faster than eager, or if the result cannot be exported.
     """
-    report = make_result(folder, {**run, "interrupted": False}, records, limits).to_dict()
+    report = make_result(folder, {**run, "interrupted": False}, records, limits).report
     try:
         settings, found = Tuned.from_report(report), having_form(report)
     except AutocompileError:
@@ -196,9 +202,9 @@ def write_result(
 ) -> Result:
     """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``."""
     result = make_result(folder, run, records, limits)
-    report = result.to_dict()
-    write_json(folder.path / "report.json", report)
-    write_text(folder.path / "report.md", to_markdown(report, to_paste(report, in_a_line=True)))
+    write_json(folder.path / "report.json", result.to_dict())
+    code = to_paste(result.report, in_a_line=True)
+    write_text(folder.path / "report.md", to_markdown(result.report, code))
     result.write_html()
     return result
 
@@ -207,13 +213,13 @@ def demand_some(result: Result, run: Mapping[str, Any]) -> None:
     """Raise NothingWorked if no phase of a run has a result."""
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return
-    first = next(iter(result.to_dict()["phases"].values()))
-    rows = first["failures"][:1]
-    words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
-    what, hint = f"no setting and no eager run worked: {first['reason']}", None
+    first = next(iter(result.report.phases.values()))
+    rows = first.failures[:1]
+    words = [f"most often: {r.message} ({r.count} ×) · log: {r.log}" for r in rows]
+    what, hint = f"no setting and no eager run worked: {first.reason}", None
     if next(iter(run["spaces"].values()))["untried"]:
-        what = f"there is no result: {first['reason']}"
+        what = f"there is no result: {first.reason}"
         hint = f"{runs.resuming(run, result.run_dir)} with a longer --budget, or none"
-    elif rows and rows[0]["outcome"] == Outcome.TIMEOUT.value:
+    elif rows and rows[0].outcome is Outcome.TIMEOUT:
         hint = "the same command with a longer --timeout, if a call or a compile needs more time"
     raise NothingWorked(what, *words, hint=hint)

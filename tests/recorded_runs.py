@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from typer.testing import CliRunner
@@ -25,11 +23,13 @@ from typer.testing import CliRunner
 from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.cli.output import show_result
+from autocompile.commands.runs import read_report
 from autocompile.errors import AutocompileError
 from autocompile.export import FORMATS, export, to_paste
 from autocompile.report.markdown import to_markdown
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render, render_trials
+from autocompile.store.report import Report
 
 HERE = Path(__file__).parent
 RUNS = HERE / "data" / "runs"
@@ -68,13 +68,13 @@ def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def texts(name: str, scratch: Path) -> dict[str, str]:
     """Every form of a run or report, by file name; a run is unpacked below ``scratch/runs``."""
     if name in REPORTS:
-        report = json.loads(REPORTS[name].read_text("utf-8"))
+        report = read_report(REPORTS[name])
         found = {"show.txt": shown(report, name), "show_verbose.txt": shown(report, name, True)}
         exports = {to: exported(report, to) for to in FORMATS}
     else:
         unpack(name, scratch)
         with inside(scratch):
-            report = load(name).to_dict()
+            report = load(name).report
             found = {
                 "show.txt": said("show", name),
                 "show_verbose.txt": said("show", name, "-v"),
@@ -105,16 +105,14 @@ def said(*arguments: str) -> str:
     return result.output + (f"{result.exception}\n" if result.exit_code else "")
 
 
-def shown(
-    report: Mapping[str, Any], name: str, verbose: bool = False, file: io.StringIO | None = None
-) -> str:
+def shown(report: Report, name: str, verbose: bool = False, file: io.StringIO | None = None) -> str:
     """What ``show`` writes of a report; to a file that is no terminal, if none is given."""
     with contextlib.redirect_stdout(file or io.StringIO()) as out:
         show_result(report, name, False, verbose)
     return out.getvalue()
 
 
-def exported(report: Mapping[str, Any], to: str) -> str:
+def exported(report: Report, to: str) -> str:
     """One export of a report, or its error."""
     try:
         return export(report, to)
@@ -122,7 +120,7 @@ def exported(report: Mapping[str, Any], to: str) -> str:
         return f"{error}\n"
 
 
-def drawn(report: Mapping[str, Any]) -> str:
+def drawn(report: Report) -> str:
     """All that a terminal of 80 columns gets, with its colours."""
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
@@ -131,14 +129,14 @@ def drawn(report: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
-def page_of(name: str, scratch: Path) -> tuple[str, dict[str, Any]]:
+def page_of(name: str, scratch: Path) -> tuple[str, Report]:
     """``report.html`` of a run or report, with the report; a run is unpacked below ``scratch``."""
     if name in REPORTS:
-        report = json.loads(REPORTS[name].read_text("utf-8"))
+        report = read_report(REPORTS[name])
         return to_html(report, (), to_paste(report)), report
     unpack(name, scratch)
     with inside(scratch):
-        report = load(name).to_dict()
+        report = load(name).report
         return Path(said("show", name, "--html").strip()).read_text("utf-8"), report
 
 

@@ -6,7 +6,6 @@ python tests/screens.py            # writes docs/screens/answer-*.svg anew
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -16,6 +15,8 @@ from recorded_runs import shown
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
+
+from autocompile.commands.runs import read_report
 
 ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"
@@ -69,12 +70,12 @@ def typed(width: int) -> str:
     with mock.patch.dict(os.environ, {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}):
         for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
             os.environ.pop(name, None)
-        return shown(json.loads(RUN.read_text("utf-8")), "last", file=_Terminal())
+        return shown(read_report(RUN), "last", file=_Terminal())
 
 
 def piped() -> str:
     """The answer in a pipe."""
-    return shown(json.loads(RUN.read_text("utf-8")), "last")
+    return shown(read_report(RUN), "last")
 
 
 def main() -> None:

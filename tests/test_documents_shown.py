@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 
@@ -10,6 +9,8 @@ import pytest
 import screens
 from conftest import ROOT
 from recorded_runs import shown
+
+from autocompile.commands.runs import read_report
 
 STUDIES = ROOT / "studies"
 FIRST_RUNS = STUDIES / "first_runs"
@@ -19,8 +20,8 @@ _WORDS = re.compile(r"<text[^>]*>([^<]*)")
 
 @pytest.mark.parametrize("run", ["first_runs/cpu/ppo_breakout", "gpu/tunes/gpt2_step_normal"])
 def test_the_readme_shows_answers_as_recorded(run: str) -> None:
-    report = json.loads((STUDIES / f"{run}.json").read_text("utf-8"))
-    answer = shown(report, "last").splitlines()[1 : 1 + len(report["phases"])]
+    report = read_report(STUDIES / f"{run}.json")
+    answer = shown(report, "last").splitlines()[1 : 1 + len(report.phases)]
     seen = [line.split() for line in README.splitlines()]
     for row in answer:
         assert row.split() in seen

@@ -60,11 +60,11 @@ def show_result(report: Any, run: str, as_json: bool, verbose: bool) -> None:
         if verbose:
             render_trials(report, console)
         use, then = use_line(report, run), ""
-        is_faster = any(phase["verdict"] == "faster" for phase in report["phases"].values())
+        is_faster = any(phase.is_faster for phase in report.phases.values())
         if is_faster and "autocompile export" not in use:
-            others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
+            others = ", ".join(f"--to {name}" for name in report.exports if name != "json")
             then = f"autocompile export {run} -o tuned.json        (also: {others})"
         code = to_paste(report, in_a_line=True)
         render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
 
-    print_or_draw(report, as_json, draw)
+    print_or_draw(report.to_dict(), as_json, draw)

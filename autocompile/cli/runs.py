@@ -40,7 +40,7 @@ def _report(run: str) -> Any:
     """The report of a run on disk, or of a ``report.json`` such as one of another machine."""
     from autocompile.commands.runs import read_report
 
-    return read_report(Path(run)) if run.endswith(".json") else _loaded(run).to_dict()
+    return read_report(Path(run)) if run.endswith(".json") else _loaded(run).report
 
 
 _SCHEMA = "print the JSON schema of report.json, of no run"
@@ -84,6 +84,7 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
     from autocompile.report import table
     from autocompile.report.checks import render_table
     from autocompile.store import runs
+    from autocompile.store.reading import plain
 
     reports = {name: _report(name) for name in named}
     found = table.table(by_machine(reports))
@@ -92,7 +93,7 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
         table.write(folder, found)
         return folder / "table.html"
     shown = table.shown(found)
-    print_or_draw(found, as_json, lambda console: render_table(shown, console, verbose))
+    print_or_draw(plain(found), as_json, lambda console: render_table(shown, console, verbose))
     return None
 
 

@@ -116,7 +116,7 @@ def tune(
         return
     result = api.tune(target, **request, progress=progress_of(shown, sys.stderr))
     with without_interrupts():
-        show_result(result.to_dict(), str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
+        show_result(result.report, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
     _leave([result], require_speedup)
 
 
@@ -146,7 +146,7 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
         for kind, result in found.results.items() if not as_json else ():
             if len(found.results) > 1:
                 typer.echo(f"{kind}\n")
-            show_result(result.to_dict(), result.run_dir, False, verbose)
+            show_result(result.report, result.run_dir, False, verbose)
             typer.echo()
         if len(found.results) > 1 and not as_json:
             typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")

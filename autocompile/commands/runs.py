@@ -12,8 +12,8 @@ from typing import Any
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.job import is_held
 from autocompile.store import runs
-from autocompile.store.reading import demand_schema
-from autocompile.store.record import SCHEMA, RunFolder
+from autocompile.store.record import RunFolder
+from autocompile.store.report import Report
 
 __all__ = ["by_machine", "demand_same_target", "listed", "read_report"]
 
@@ -67,7 +67,7 @@ def _answer(phase: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdict": phase.get("verdict"), **{name: best.get(name) for name in names}}
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> Report:
     """A ``report.json``, such as one of another machine."""
     try:
         report = json.loads(path.read_text("utf-8"))
@@ -83,35 +83,32 @@ def read_report(path: Path) -> dict[str, Any]:
             f"{path} holds settings, and this command reads reports",
             hint=f"autocompile verify {path}   (measures the settings here)",
         )
-    demand_schema(path, report, SCHEMA)
-    if lost := [name for name in ("target", "environment", "phases") if name not in report]:
-        raise UsageError(f"{path} is not a report: it has no {lost[0]}")
-    return dict(report)
+    return Report.read(report, path)
 
 
-def by_machine(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def by_machine(reports: Mapping[str, Report]) -> dict[str, Report]:
     """Reports by the names of their devices, or by their own where two devices have one name."""
     demand_same_target(reports)
-    devices = [str(report["environment"].get("device_name")) for report in reports.values()]
+    devices = [str(report.environment.get("device_name")) for report in reports.values()]
     names = devices if len(set(devices)) == len(devices) else list(reports)
     return dict(zip(names, reports.values(), strict=True))
 
 
-def demand_same_target(reports: Mapping[str, Mapping[str, Any]]) -> None:
+def demand_same_target(reports: Mapping[str, Report]) -> None:
     """Raise a UsageError if reports, by name, are of different targets or models.
 
     The same file name is enough, for folders differ between machines, and a model of the same size.
     """
-    (first, one), *others = ((name, report["target"]) for name, report in reports.items())
+    (first, one), *others = ((name, report.target) for name, report in reports.items())
     for name, other in others:
-        specs = str(one["spec"]), str(other["spec"])
+        specs = one.spec, other.spec
         if Path(specs[0]).name != Path(specs[1]).name:
             what = f"{first} is of {specs[0]}, and {name} of {specs[1]}"
             raise UsageError(
                 f"{what}: speeds of different targets say nothing about each other",
                 hint="autocompile list   (shows the target of each run)",
             )
-        counts = [target.get("parameters") for target in (one, other)]
+        counts = [target.parameters for target in (one, other)]
         if None not in counts and counts[0] != counts[1]:
             raise UsageError(
                 f"{specs[0]} has {counts[0]} parameters in {first}, and {counts[1]} in {name}",

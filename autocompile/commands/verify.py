@@ -10,10 +10,13 @@ from typing import Any
 
 from autocompile import api
 from autocompile.commands.bench import log_shown, machine_here
+from autocompile.estimate.candidates import ONE
 from autocompile.progress import Progress
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.tuned import Choice, Tuned, TunedSet, is_faster
+from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.store.record import Outcome
+from autocompile.store.report import PhaseResult
 
 __all__ = ["REQUIREMENTS", "Check", "Verified", "check", "verify"]
 
@@ -142,7 +145,7 @@ def entry_here(settings: TunedSet, device: str | None = None, wait: bool = True)
 
 def check(settings: Tuned, result: Result) -> list[Check]:
     """Compare settings with the result of ``autocompile.tune(..., only=settings)``."""
-    phases = result.to_dict()["phases"]
+    phases = result.report.phases
     return [
         _check(phase, choice, phases[phase])
         for phase, choices in settings.phases.items()
@@ -150,42 +153,38 @@ def check(settings: Tuned, result: Result) -> list[Check]:
     ]
 
 
-_UNDECIDED = ("interrupted", "infrastructure")  # of trials that say nothing about a setting
+_UNDECIDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)  # they say nothing about a setting
 
 
-def _check(phase: str, choice: Choice, found: Mapping[str, Any]) -> Check:
+def _check(phase: str, choice: Choice, found: PhaseResult) -> Check:
     config, size = choice.config, choice.batch_size
     base = Check(phase, size, config.label(), "open", was=choice.speedup)
-    own = [t for t in found["trials"] if t["batch_size"] == size]
-    searched = [t for t in own if t["role"] == "search" and t["outcome"] not in _UNDECIDED]
-    by_config = {CompileConfig.from_dict(t["config"]): t for t in searched}
-    failed = {c: t for c, t in by_config.items() if t["outcome"] != "ok"}
+    searched = [t for t in found.searched if t.batch_size == size and t.outcome not in _UNDECIDED]
+    by_config = {CompileConfig.from_dict(t.config): t for t in searched}
     for one in (config, EAGER):  # without eager mode nothing is compared
-        if trial := failed.get(one):
-            message = f"{trial['outcome']} in {trial['step']}: {trial['message']}"
+        if (failed := by_config.get(one)) and not failed.ok:
+            message = f"{failed.outcome.value} in {failed.step.value}: {failed.message}"
             named = message if one == config else f"eager mode: {message}"
             return replace(base, verdict="failed", message=named)
     trial = by_config.get(config)
     if trial is None:
         return replace(base, message="there was no time to try it")
     is_eager = config == EAGER
-    now = {"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
-    counts = {n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")}
-    base = replace(base, speedup=now, **counts)
-    row = _row(found, size)
+    now = ONE if is_eager else trial.speedup
+    base = replace(
+        base,
+        speedup=now.to_dict() if now else None,
+        graphs=trial.graphs,
+        recompiles=trial.recompiles,
+        compile_s=trial.compile_s,
+    )
+    row = next((row for row in found.sizes if row.batch_size == size), None)
     if row is None:
         return replace(base, message="it was not confirmed")
-    winner = next(t for t in own if t["number"] == row["number"])
-    best = CompileConfig.from_dict(winner["config"]) if is_faster(row) else EAGER
-    if best == config or winner["duplicate_of"] == trial["number"]:
-        return replace(base, verdict="fastest", speedup=now if is_eager else row["speedup"])
+    winner = next(t for t in found.trials if t.number == row.number)
+    best = CompileConfig.from_dict(winner.config) if row.is_faster else EAGER
+    if best == config or (row.is_faster and winner.duplicate_of == trial.number):
+        gain = ONE if is_eager else row.speedup
+        return replace(base, verdict="fastest", speedup=gain.to_dict())
     message = f"{best.label()} is as fast or faster here"
     return replace(base, verdict="eager" if best == EAGER else "default", message=message)
-
-
-def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None:
-    """The report's row of a batch size; of a phase without any, its best."""
-    if size is not None:
-        return next((row for row in found["by_batch_size"] if row["batch_size"] == size), None)
-    best = found["best"]
-    return None if best is None else {**best, "faster": found["verdict"] == "faster"}

@@ -1,13 +1,12 @@
 """Renders a report as code or JSON for the user's stack, without importing or running anything.
 
-Each exporter is one function from the report, the content of ``report.json``, to text.
+Each exporter is one function from the report to text.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from autocompile.errors import ExportError, UsageError
 from autocompile.estimate.decision import SETS
@@ -16,17 +15,18 @@ from autocompile.export.choices import choices, command
 from autocompile.export.python import to_paste, use_line
 from autocompile.export.text import comment
 from autocompile.settings.tuned import TunedSet
+from autocompile.store.report import Report
 
 __all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
 
 
-def _json(report: Mapping[str, Any]) -> str:
+def _json(report: Report) -> str:
     """The settings of each phase and batch size, which ``autocompile.apply`` reads."""
     choices(report)  # raises where there is nothing to export
     return TunedSet.from_reports({"": report}).to_json()
 
 
-_EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_EXPORTERS: dict[str, Callable[[Report], str]] = {
     "python": python.export,
     "json": _json,
     "rllib": stacks.rllib,
@@ -38,7 +38,7 @@ FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
 """Names of the formats of :func:`export`."""
 
 
-def export(report: Mapping[str, Any], to: str) -> str:
+def export(report: Report, to: str) -> str:
     """The result in one of :data:`FORMATS`; code begins with a comment on unconfirmed settings.
 
     Raises:
@@ -56,7 +56,7 @@ def export(report: Mapping[str, Any], to: str) -> str:
     return text if to == "json" else "".join(map(comment, unconfirmed(report))) + text
 
 
-def unconfirmed(report: Mapping[str, Any]) -> list[str]:
+def unconfirmed(report: Report) -> list[str]:
     """A sentence for each phase whose setting was not confirmed in fresh processes."""
     try:
         found = choices(report).values()

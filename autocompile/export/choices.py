@@ -17,8 +17,7 @@ from autocompile.export.text import comment, one_line
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-
-Report = Mapping[str, Any]
+from autocompile.store.report import PhaseResult, Report
 
 _RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
 
@@ -50,7 +49,7 @@ def choices(report: Report) -> dict[str, Choice]:
 
     The report is about another batch size only where that one was not measured.
     """
-    found = {name: _choice(report, name, phase) for name, phase in report["phases"].items()}
+    found = {name: _choice(report, name, phase) for name, phase in report.phases.items()}
     if all(choice.verdict == "failed" for choice in found.values()):
         raise ExportError(
             "there is nothing to export: no phase has a result",
@@ -60,23 +59,21 @@ def choices(report: Report) -> dict[str, Choice]:
     return found
 
 
-def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
-    verdict, best, reason = phase["verdict"], phase.get("best"), phase.get("reason")
-    if verdict == "failed" or best is None:
+def _choice(report: Report, name: str, phase: PhaseResult) -> Choice:
+    best, reason = phase.answer, phase.reason
+    if best is None:
         return Choice(name, "failed", None, reason or "no setting worked")
-    config, size = CompileConfig.from_dict(best["config"], name), best.get("batch_size")
-    own, also = (report["target"].get("own_batch_size") or {}).get(name), ""
+    config, size = CompileConfig.from_dict(best.config, name), best.batch_size
+    own, also = report.target.own_size(name), ""
     if own not in (None, size):
         also = f"; this configuration's own batch size {own} was not measured"
-    if verdict == "keep_eager" or config == EAGER:
+    if not phase.is_faster or config == EAGER:
         reason = reason or "nothing is faster than eager"
         return Choice(name, "keep_eager", None, reason + also)
-    gain = "(no interval)"
-    if speedup := best.get("speedup"):
-        gain = f"{speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}]"
+    speedup, processes = best.speedup, best.confirmed_processes
+    gain = f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
     gain += " as fast as eager" + (f" at batch size {size}" if size else "")
-    processes = int(best.get("confirmed_processes") or 0)
-    text = f"{gain} (trial {best['number']}"
+    text = f"{gain} (trial {best.number}"
     text += f", confirmed in {processes} fresh processes" if processes else ""
     there = environment_of(report, config)
     text += f"); torch {there.get('torch', '(not known)')} on {_machine(report)}"
@@ -88,31 +85,30 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
 def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
     """The report's description of a setting's interpreter; empty if unknown."""
     if config.environment == "default":
-        return report["environment"]  # type: ignore[no-any-return]
-    return (report.get("environments") or {}).get(config.environment) or {}
+        return report.environment
+    return report.environments.get(config.environment) or {}
 
 
 def device_of(report: Report) -> str:
     """The device that was tuned for, as torch names it: ``cuda:0``."""
-    return str(report["environment"].get("device") or "cpu")
+    return str(report.environment.get("device") or "cpu")
 
 
 def is_rl(report: Report) -> bool:
     """Whether the target is or builds an RLModule."""
-    target = report["target"]
+    target = report.target
     return bool(
-        target.get("is_rl")
-        or target.get("algorithm")
-        or target.get("kind") in _RL_KINDS
-        or any(phase_of(name).is_rl for name in report["phases"])
+        target.algorithm
+        or target.kind in _RL_KINDS
+        or any(phase_of(name).is_rl for name in report.phases)
     )
 
 
 def header(report: Report, title: str) -> str:
     """The comment at the top of a script: title, target, run and machine."""
-    spec = report["target"].get("spec") or "an object given in Python"
-    found = f"{title}, found by autocompile {report['environment'].get('autocompile')} for {spec}."
-    whence = f"From {report.get('run_dir')}, measured on {_machine(report)}."
+    spec = report.target.spec or "an object given in Python"
+    found = f"{title}, found by autocompile {report.environment.get('autocompile')} for {spec}."
+    whence = f"From {report.run_dir}, measured on {_machine(report)}."
     return comment(found) + comment(whence)
 
 
@@ -127,9 +123,9 @@ def file_note(report: Report) -> str:
 
 
 def _run(report: Report) -> str:
-    return shlex.quote(runs.shown(str(report.get("run_dir", "last"))))
+    return shlex.quote(runs.shown(report.run_dir))
 
 
 def _machine(report: Report) -> str:
-    environment = report["environment"]
+    environment = report.environment
     return f"{environment.get('device_name') or 'this machine'} ({environment.get('device')})"

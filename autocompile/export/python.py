@@ -13,7 +13,6 @@ from typing import Any
 from autocompile.errors import AutocompileError, ExportError, UsageError
 from autocompile.export.choices import (
     Choice,
-    Report,
     choices,
     command,
     device_of,
@@ -25,6 +24,7 @@ from autocompile.export.text import literal, one_line, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
+from autocompile.store.report import Report
 
 __all__ = ["code_of", "export", "having_form", "to_paste", "use_line"]
 
@@ -297,10 +297,10 @@ def _made_optimizer(report: Report, config: CompileConfig) -> str:
     Empty if the target has no optimizer, or its arguments are unknown, as with several parameter
     groups.
     """
-    target = report["target"]
-    if "optimizer" not in (target.get("choices") or {}):
+    target = report.target
+    if "optimizer" not in (target.choices or {}):
         return ""  # the measured optimizer is the default one, the user's may differ
-    made = target.get("optimizer") or {}
+    made = target.optimizer or {}
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
     if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
         return ""

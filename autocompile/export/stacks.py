@@ -5,7 +5,6 @@ from __future__ import annotations
 from autocompile.errors import ExportError
 from autocompile.export.choices import (
     Choice,
-    Report,
     choices,
     command,
     device_of,
@@ -17,6 +16,7 @@ from autocompile.export.python import IN_RLLIB, optimizer_lines, options, writte
 from autocompile.export.text import comment, literal, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
+from autocompile.store.report import Report
 
 __all__ = ["ACCELERATE_READ", "BACKENDS", "accelerate", "lightning", "rllib", "transformers"]
 

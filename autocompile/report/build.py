@@ -1,12 +1,13 @@
-"""From records to the report, as ``report.json`` holds it (schema 1)."""
+"""From records to the report."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from autocompile.estimate.candidates import (
     Candidate,
@@ -16,13 +17,27 @@ from autocompile.estimate.candidates import (
     with_refreshes,
 )
 from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide_all
-from autocompile.estimate.intervals import median, over_sets, ratio
+from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
+from autocompile.store.reading import known
+from autocompile.store.record import EXPORTED, Outcome, Record
+from autocompile.store.report import (
+    Best,
+    Confidence,
+    Exported,
+    Failures,
+    PhaseResult,
+    Rate,
+    Report,
+    SizeRow,
+    Target,
+    Throughput,
+    Trial,
+)
 
 __all__ = ["advice", "build_report", "state_of"]
 
@@ -31,13 +46,14 @@ _REFUSED = (
     "--tolerance accepts it and settings like it"
 )
 _ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
-_TARGET_KEYS = (
-    *("kind", "description", "parameters", "algorithm", "own_batch_size"),
-    *("calls_per_update", "samples_per_update", "optimizer", "choices"),
-)
 _OF_A_RECORD = (
     *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
     *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
+    *("outcome", "step"),
+)
+_OF_THE_BEST = (
+    *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
+    *("calls_per_update", "weights_live"),
 )
 _FAULT_S = 0.5e-6  # a page of 4 KiB costs at least that: the kernel clears it
 _MATTERS = 0.05  # of a call
@@ -54,7 +70,7 @@ def build_report(
     limits: Limits | None = None,
     interrupted: bool = False,
     wall_s: float = 0.0,
-) -> dict[str, Any]:
+) -> Report:
     """The report without its exports.
 
     ``run``: what ``run.json`` holds. ``run_dir``: as it is shown to the user. ``limits``: of
@@ -63,24 +79,25 @@ def build_report(
     plan, running = run["plan"], run.get("running", False)
     phases = {}
     for name in run["phases"]:
-        phases[name] = phase = _phase(name, records, run, limits or Limits(), run_dir, interrupted)
-        phase["state"] = state_of(name, records, running) if running or interrupted else ""
-        if phase["state"]:
-            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
-    return {
-        "schema": SCHEMA,
-        "target": {"spec": plan["target"], **{k: run["target"].get(k) for k in _TARGET_KEYS}},
-        "environment": run["environment"],
-        "environments": run.get("environments", {}),
-        "run_dir": run_dir,
-        "interrupted": interrupted,
-        "running": running,
+        phase = _phase(name, records, run, limits or Limits(), run_dir, interrupted)
+        state = state_of(name, records, running) if running or interrupted else ""
+        if state:
+            phase = dataclasses.replace(
+                phase, state=state, verdict="failed", reason=state, best=None
+            )
+        phases[name] = phase
+    return Report(
+        target=Target(**known(Target, {**run["target"], "spec": plan["target"]})),
+        environment=run["environment"],
+        environments=run.get("environments", {}),
+        run_dir=run_dir,
+        interrupted=interrupted,
+        running=running,
         **{name: plan[name] for name in ("effort", "objective", "seed")},
-        "tolerance": plan.get("tolerance"),
-        "wall_s": wall_s,
-        "phases": phases,
-        "exports": {},
-    }
+        tolerance=plan.get("tolerance"),
+        wall_s=wall_s,
+        phases=phases,
+    )
 
 
 def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
@@ -104,7 +121,7 @@ def _phase(
     limits: Limits,
     run_dir: str,
     interrupted: bool,
-) -> dict[str, Any]:
+) -> PhaseResult:
     mine = [r for r in every_record if r.phase == name]
     exported = [r for r in mine if r.role == EXPORTED]
     records = [r for r in mine if r.role != EXPORTED]
@@ -129,7 +146,6 @@ def _phase(
         elif interrupted or not works:
             missing = f"{len(tried)} of {settings} settings tried"
     best = decision.best if decision and verdict != "failed" else None
-    ties = [c.record.number for c in decision.ties] if best and decision else []
     here = [c for c in every if c.record.batch_size == size]
     rest = [] if missing else space.get("rest", [])
     plain = [r for r in searched if r.config == DEFAULT_INDUCTOR and r.batch_size == size]
@@ -138,25 +154,27 @@ def _phase(
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = [*_notes(every, allowed, space, [r for r in stopped if r.role == "search"])]
     notes += obstacles(records, device)
-    return {
-        "verdict": verdict,
-        "role": phase_of(name).role,
-        "reason": reason,
-        "confidence": sure,
-        "explanation": why(best, verdict, every, device),
-        "best": _best_row(best, here, records, exported) if best else None,
-        "ties": ties,
-        "by_batch_size": [_size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
-        "failures": _failures(records, run_dir),
-        "unusable": space.get("unusable", {}),
-        "dropped": dict(space.get("dropped", {})),
-        "notes": [n for n in notes if not best or n not in best.record.notes],
-        "tried": len(tried),
-        "settings": settings,
-        "compiled_tried": sum(not c.is_eager for c in tried),
-        "compiled_settings": space.get("compiled"),
-        "trials": [_trial_row(r, run_dir) for r in records],
-    }
+    return PhaseResult(
+        verdict=verdict,
+        role=phase_of(name).role,
+        reason=reason,
+        confidence=sure,
+        explanation=tuple(why(best, verdict, every, device)),
+        best=_best(best, here, records, exported) if best else None,
+        ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
+        by_batch_size=tuple(
+            _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster
+        ),
+        failures=tuple(_failures(records, run_dir)),
+        unusable=space.get("unusable", {}),
+        dropped=space.get("dropped", {}),
+        notes=tuple(n for n in notes if not best or n not in best.record.notes),
+        tried=len(tried),
+        settings=settings,
+        compiled_tried=sum(not c.is_eager for c in tried),
+        compiled_settings=space.get("compiled"),
+        trials=tuple(_trial(r, run_dir) for r in records),
+    )
 
 
 def _leading_size(
@@ -178,7 +196,7 @@ def _verdict(
     allowed: Sequence[Candidate],
     records: Sequence[Record],
     space: Mapping[str, Any],
-) -> tuple[str, str]:
+) -> tuple[Literal["faster", "keep_eager", "failed"], str]:
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
     eagers = [r for r in records if r.config.is_plain_eager]
     if eagers and all(r.outcome not in (Outcome.OK, Outcome.INTERRUPTED) for r in eagers):
@@ -215,13 +233,14 @@ def _confidence(
     rest: Sequence[Mapping[str, Any]],
     run: Mapping[str, Any],
     run_dir: str,
-) -> dict[str, Any]:
+) -> Confidence:
     """How sure the decision is; if not quite, what is open and the command that settles it.
 
     ``rest``: untried settings that the search expects to be worth their seconds, the most promising
     first.
     """
-    best, word, why_not_high = decision.best, "high", ""
+    best, why_not_high = decision.best, ""
+    word: Literal["high", "open", "low"] = "high"
     if decision.open:
         setting, most = decision.open[0]
         word = "open"
@@ -234,12 +253,12 @@ def _confidence(
         word = "low"
         why_not_high = f"confirmed in {best.sets} of {SETS[0]} fresh processes"
     command = runs.resuming(run, run_dir, "--budget", "5m")
-    return {
-        "word": word,
-        "decided": word == "high",
-        "open": why_not_high,
-        "command": command if why_not_high not in ("", _REFUSED) else "",
-    }
+    return Confidence(
+        word=word,
+        decided=word == "high",
+        open=why_not_high,
+        command=command if why_not_high not in ("", _REFUSED) else "",
+    )
 
 
 def _not_reached(rest: Sequence[Mapping[str, Any]]) -> str:
@@ -332,11 +351,8 @@ def advice(records: Sequence[Record]) -> Iterator[str]:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def _failures(records: Sequence[Record], run_dir: str) -> list[dict[str, Any]]:
-    """Failures grouped by cause; those answered by another trial count with it.
-
-    ``answered``: none of the group was tried, since other trials told the outcome.
-    """
+def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
+    """Failures grouped by cause; those answered by another trial count with it."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
         if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
@@ -345,19 +361,19 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[dict[str, Any]]:
             cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
             groups.setdefault((r.config.backend, r.outcome.value, cause), []).append(r)
     rows = [
-        {
-            "count": len(group),
-            "backend": backend,
-            "outcome": outcome,
-            "step": group[0].step.value,
-            "message": group[0].message,
-            "numbers": [r.number for r in group],
-            "answered": all(map(_is_answered, group)),
-            "log": _log(group[0], run_dir),
-        }
-        for (backend, outcome, _), group in groups.items()
+        Failures(
+            count=len(group),
+            backend=backend,
+            outcome=group[0].outcome,
+            step=group[0].step,
+            message=group[0].message,
+            numbers=tuple(r.number for r in group),
+            answered=all(map(_is_answered, group)),
+            log=_log(group[0], run_dir),
+        )
+        for (backend, *_), group in groups.items()
     ]
-    return sorted(rows, key=lambda row: (-row["count"], row["backend"]))
+    return sorted(rows, key=lambda row: (-row.count, row.backend))
 
 
 def _is_answered(record: Record) -> bool:
@@ -373,100 +389,90 @@ def _log(record: Record, run_dir: str) -> str | None:
     return f"{run_dir}/trials/{number:04d}/log.txt"
 
 
-def _trial_row(record: Record, run_dir: str) -> dict[str, Any]:
-    """One row of ``trials``."""
-    row: dict[str, Any] = {
-        **{name: getattr(record, name) for name in _OF_A_RECORD},
-        "config": record.config.to_dict(),
-        "outcome": record.outcome.value,
-        "step": record.step.value,
-        "answered": _is_answered(record),
-        **dict.fromkeys(("speedup", "throughput", "call_s", "eager_call_s")),
-        "notes": list(record.notes),
-        "flags": [],
-        "log": _log(record, run_dir),
-    }
+def _trial(record: Record, run_dir: str) -> Trial:
+    figures: dict[str, Any] = {}
     if record.ok and (m := record.measurement):
-        rate = m.speedup.scaled((record.batch_size or 1) / m.eager_call_s)
-        row["speedup"] = m.speedup.to_dict()
-        row["throughput"] = {**rate.to_dict(), "unit": phase_of(record.phase).unit}
-        row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
-        row["flags"] = list(m.flags)
-    return row
+        figures = {
+            "speedup": m.speedup,
+            "throughput": _throughput(
+                m.speedup.scaled((record.batch_size or 1) / m.eager_call_s), record.phase
+            ),
+            "call_s": m.compiled_call_s,
+            "eager_call_s": m.eager_call_s,
+            "flags": tuple(m.flags),
+        }
+    return Trial(
+        **{name: getattr(record, name) for name in _OF_A_RECORD},
+        config=record.config.to_dict(),
+        answered=_is_answered(record),
+        notes=tuple(record.notes),
+        log=_log(record, run_dir),
+        **figures,
+    )
 
 
-def _size_row(size: int | None, decision: Decision) -> dict[str, Any]:
-    """The RLlib benchmark's table: the best setting of a batch size beside eager."""
+def _throughput(rate: Interval, phase: str) -> Throughput:
+    return Throughput(rate.value, rate.low, rate.high, phase_of(phase).unit)
+
+
+def _size_row(size: int | None, decision: Decision) -> SizeRow:
     raced = [c for c in decision.rivals if c.sets]
     top = decision.best if decision.is_faster else (raced or decision.rivals)[0]
-    return {
-        "batch_size": size,
-        "eager_throughput": top.eager_throughput,
-        "best_throughput": top.throughput.value,
-        "speedup": top.reported.to_dict(),
-        "number": top.record.number,
-        "confirmed_processes": top.sets,
-        "faster": decision.is_faster,
-        "decided": not decision.open and (top.sets > 1 or not decision.is_faster),
-    }
+    return SizeRow(
+        batch_size=size,
+        eager_throughput=top.eager_throughput,
+        best_throughput=top.throughput.value,
+        speedup=top.reported,
+        number=top.record.number,
+        confirmed_processes=top.sets,
+        faster=decision.is_faster,
+        decided=not decision.open and (top.sets > 1 or not decision.is_faster),
+    )
 
 
-def _best_row(
+def _best(
     best: Candidate,
     found: Sequence[Candidate],
     records: Sequence[Record],
     exported: Sequence[Record],
-) -> dict[str, Any]:
+) -> Best:
     """The best setting of a phase.
 
     ``found``: all that worked at its batch size. ``records``: of the phase; ``exported``: those of
     exported code.
     """
-    record, unit = best.record, phase_of(best.record.phase).unit
+    record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
     saved = best.eager_call_s - best.call_s
     pays = saved > 0 and not is_eager
-    return {
-        "number": record.number,
-        "config": record.config.to_dict(),
-        "batch_size": record.batch_size,
-        "throughput": {**best.throughput.to_dict(), "unit": unit},
-        "eager_throughput": {"value": best.eager_throughput, "unit": unit},
-        "eager_call_s": _spread_of_eager(records, record.batch_size),
-        "speedup": best.reported.to_dict(),
-        "speedup_against_default": None if is_default else compare(best, plain).to_dict(),
-        "compile_s": 0.0 if is_eager else record.compile_s,
-        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
-        "peak_memory_bytes": record.peak_memory_bytes,
-        "eager_peak_memory_bytes": record.eager_peak_memory_bytes,
-        "break_even_calls": round((record.compile_s or 0.0) / saved) if pays else None,
-        "refresh_s": record.refresh_s,
-        "calls_per_update": record.calls_per_update,
-        "calls_to_repay_refresh": _calls_to_repay(best),
-        "confirmed_processes": best.sets,
-        "exported": _exported(best, exported),
-        "same_code": list(best.same_code),
-        "slow_sets": best.slow_sets,
-        "call_s": best.call_s,
-        "weights_live": record.weights_live,
-        "notes": list(record.notes),
-    }
+    return Best(
+        **{name: getattr(record, name) for name in _OF_THE_BEST},
+        config=record.config.to_dict(),
+        throughput=_throughput(best.throughput, record.phase),
+        eager_throughput=Rate(value=best.eager_throughput, unit=phase_of(record.phase).unit),
+        eager_call_s=_spread_of_eager(records, record.batch_size),
+        speedup=best.reported,
+        speedup_against_default=None if is_default else compare(best, plain),
+        compile_s=0.0 if is_eager else record.compile_s,
+        warm_compile_s=0.0 if is_eager else best.warm_compile_s,
+        break_even_calls=round((record.compile_s or 0.0) / saved) if pays else None,
+        calls_to_repay_refresh=_calls_to_repay(best),
+        confirmed_processes=best.sets,
+        exported=_exported(best, exported),
+        same_code=best.same_code,
+        slow_sets=best.slow_sets,
+        call_s=best.call_s,
+        notes=tuple(record.notes),
+    )
 
 
-def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
-    """How the exported code of the best setting ran in a fresh interpreter; None: it was not run.
-
-    ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
-    the speed-up or by the seconds of a call. ``eager_faster``: only by the seconds of a call, since
-    eager mode was faster in that process.
-    """
+def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
     if record is None:
         return None
-    row: dict[str, Any] = {"outcome": record.outcome.value, "message": record.message}
     if not record.ok or record.measurement is None:
-        return {**row, "agrees": False, "eager_faster": False, "speedup": None}
+        return Exported(outcome=record.outcome, message=record.message)
     m = record.measurement
     found = over_sets([math.log(with_refreshes(m.speedup.value, best.record, m.eager_call_s))])
     is_as_fast = ratio(found, best.speedup).high >= 1
@@ -474,15 +480,20 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | N
     then = [s for _, s in best.processes] or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
     agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
-    row |= {"agrees": agrees, "eager_faster": agrees and not is_as_fast}
-    return {**row, "speedup": found.to_dict()}
+    return Exported(
+        outcome=record.outcome,
+        message=record.message,
+        agrees=agrees,
+        eager_faster=agrees and not is_as_fast,
+        speedup=found,
+    )
 
 
-def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
+def _spread_of_eager(records: Sequence[Record], size: int | None) -> tuple[float, ...]:
     """Least and largest seconds of an eager call over all processes: how steady this machine is."""
     own = [r for r in records if r.batch_size == size and r.config.environment == "default"]
     times = [r.measurement.eager_call_s for r in own if r.measurement and r.duplicate_of is None]
-    return [min(times), max(times)] if times else []
+    return (min(times), max(times)) if times else ()
 
 
 def _calls_to_repay(best: Candidate) -> int | None:

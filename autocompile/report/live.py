@@ -96,7 +96,7 @@ class PlainProgress(Progress):
 
     def _result(self, record: Record) -> str:
         if record.duplicate_of is not None:
-            return same_as(record.duplicate_of, record.outcome.value)
+            return same_as(record.duplicate_of, record.outcome is Outcome.OK)
         if not record.ok or record.measurement is None:
             message = show.shorten(show.plain(record.message), 200)
             # A setting that is known not to work here had no process, and so has no log.

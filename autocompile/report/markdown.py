@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any
 
 from autocompile.report import text as show
 from autocompile.report.contents import document
 from autocompile.report.document import Document, Line, Section, Table, Text, spans
+from autocompile.store.report import Report
 
 __all__ = ["as_markdown", "to_markdown"]
 
@@ -20,8 +20,8 @@ __all__ = ["as_markdown", "to_markdown"]
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def to_markdown(report: Mapping[str, Any], code: Mapping[str, str] | None = None) -> str:
-    """What ``report.json`` holds as ``report.md`` holds it; ``code``: the settings as code."""
+def to_markdown(report: Report, code: Mapping[str, str] | None = None) -> str:
+    """A report as ``report.md`` holds it; ``code``: the settings as code."""
     return as_markdown(document(report, code=code))
 
 

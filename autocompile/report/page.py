@@ -11,7 +11,6 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -21,25 +20,25 @@ from autocompile.report.contents import document
 from autocompile.report.document import Document, Line, spans
 from autocompile.report.plots import WIDTH, of_phase
 from autocompile.store.record import Record
+from autocompile.store.report import Report
 
 __all__ = ["as_page", "to_html"]
 
 
 def to_html(
-    report: Mapping[str, Any],
+    report: Report,
     records: Sequence[Record] = (),
     code: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``report.json`` holds as ``report.html`` holds it; ``code``: what to paste, by phase.
+    """A report as ``report.html`` holds it; ``code``: what to paste, by phase.
 
     Without the records of all phases the plot of finalists is left out.
     """
-    phases = report["phases"].items()
     return _template().render(
         shown=document(report),
-        about=(show.target_name(report["target"]), show.machine(report["environment"])),
-        codes=[(code or {}).get(name, "") for name, _ in phases],
-        plots=[of_phase(name, phase, records) for name, phase in phases],
+        about=(show.target_name(vars(report.target)), show.machine(report.environment)),
+        codes=[(code or {}).get(name, "") for name in report.phases],
+        plots=[of_phase(name, phase, records) for name, phase in report.phases.items()],
     )
 
 

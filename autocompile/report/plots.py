@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autocompile.estimate.candidates import Candidate, candidates
 from autocompile.estimate.decision import ZONE
+from autocompile.estimate.intervals import Interval
 from autocompile.report import text as show
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
+from autocompile.store.report import PhaseResult, Trial
 
 __all__ = ["WIDTH", "Plot", "finalists", "of_phase"]
 
@@ -93,28 +94,28 @@ def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def of_phase(name: str, phase: Mapping[str, Any], records: Sequence[Record]) -> list[Plot]:
+def of_phase(name: str, phase: PhaseResult, records: Sequence[Record]) -> list[Plot]:
     """The plots of a phase."""
     mine = [r for r in records if r.phase == name]
     return [*_finalists(phase, mine), *_batch_sizes(phase), *_compile_time(phase)]
 
 
-def finalists(best: Mapping[str, Any], records: Sequence[Record]) -> list[Candidate]:
-    """The settings that were raced at the batch size of the best, or else all, fastest first."""
-    here = [r for r in records if r.batch_size == best.get("batch_size")]
+def finalists(size: int | None, records: Sequence[Record]) -> list[Candidate]:
+    """The settings that were raced at a batch size, or else all, fastest first."""
+    here = [r for r in records if r.batch_size == size]
     found = [c for c in candidates(here) if not c.record.config.is_baseline]
     raced = [c for c in found if c.sets]
     return sorted(raced or found, key=lambda c: c.speedup.value, reverse=True)
 
 
-def _finalists(phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
+def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     """Speed-ups of the finalists with their intervals, and the zone around the best."""
-    best = phase.get("best") or {}
-    rows = finalists(best, records)[:_MOST_ROWS] if best else []
-    if not rows:
+    best = phase.best
+    rows = finalists(best.batch_size, records)[:_MOST_ROWS] if best else []
+    if not best or not rows:
         return
     raced = any(row.sets for row in rows)
-    size = f", batch size {best['batch_size']}" if best["batch_size"] is not None else ""
+    size = f", batch size {best.batch_size}" if best.batch_size is not None else ""
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     plot = Plot(
         f"{'Finalists' if raced else 'Fastest of the search, one process each'}{size}",
@@ -123,7 +124,7 @@ def _finalists(phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[
         "speed-up over eager (eager is 1)",
         height=len(rows) * _ROW + _TOP + _BOTTOM,
     )
-    value = best["speedup"]["value"]
+    value = best.speedup.value
     ends = [(max(c.speedup.low, 0), min(c.speedup.high, 3 * c.speedup.value)) for c in rows]
     own = [[math.exp(log) for log in c.logs.values()] for c in rows]
     place = plot.across([1, value, *(v for each in (*ends, *own) for v in each)], 12)
@@ -131,7 +132,7 @@ def _finalists(phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[
     plot.band = left, round(right - left, 1)
     plot.lines.append((place(1), _TOP, place(1), plot.bottom, "dim", 1.5))
     for i, (row, (low, high), each) in enumerate(zip(rows, ends, own, strict=True)):
-        is_best = row.record.number == best["number"]
+        is_best = row.record.number == best.number
         color, y = "best" if is_best else "ink", _TOP + i * _ROW
         name = show.label(row.record.config)
         title = f"{show.shorten(name, _NAME)}{' (best)' * is_best}"
@@ -143,15 +144,14 @@ def _finalists(phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[
     yield plot
 
 
-def _batch_sizes(phase: Mapping[str, Any]) -> Iterator[Plot]:
-    rows = [r for r in phase.get("by_batch_size") or () if r.get("speedup") and r.get("batch_size")]
-    if len(rows) < 2:
+def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
+    gains = {row.batch_size: row.speedup for row in phase.by_batch_size if row.batch_size}
+    if len(gains) < 2:
         return
-    sizes = [row["batch_size"] for row in rows]
     default = {
-        t["batch_size"]: t["speedup"]["value"]
-        for t in _timed(phase)
-        if show.label(t["config"]) == DEFAULT_INDUCTOR.label() and t["batch_size"] in sizes
+        t.batch_size: gain.value
+        for t, gain in _timed(phase)
+        if show.label(t.config) == DEFAULT_INDUCTOR.label() and t.batch_size in gains
     }
     plot = Plot(
         "Speed-up over batch size",
@@ -160,11 +160,11 @@ def _batch_sizes(phase: Mapping[str, Any]) -> Iterator[Plot]:
         "speed-up over eager",
         legend=[("best", "best setting, with its 95 % interval")],
     )
-    gains = {row["batch_size"]: row["speedup"] for row in rows}
+    sizes = list(gains)
     x = plot.across(sizes, _LEFT, sizes)
-    ends = [gain[end] for gain in gains.values() for end in ("low", "high")]
+    ends = [end for gain in gains.values() for end in (gain.low, gain.high)]
     y = plot.upward([1, *ends, *default.values()])
-    best = {size: gain["value"] for size, gain in gains.items()}
+    best = {size: gain.value for size, gain in gains.items()}
     for color, points in (("c1", default), ("best", best)):
         order = [(x(size), y(points[size])) for size in sorted(points)]
         for one, other in itertools.pairwise(order):
@@ -173,24 +173,27 @@ def _batch_sizes(phase: Mapping[str, Any]) -> Iterator[Plot]:
             tip = f"batch size {size}: {show.speedup(value)}"
             plot.dots.append((x(size), y(value), 4, color, True, tip))
     for size, gain in gains.items():
-        plot.lines.append((x(size), y(gain["low"]), x(size), y(gain["high"]), "best", 2))
+        plot.lines.append((x(size), y(gain.low), x(size), y(gain.high), "best", 2))
     if default:
         plot.legend.append(("c1", "plain torch.compile(), one process"))
     yield plot
 
 
-def _timed(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Trials of the search that were timed themselves."""
-    searched = [t for t in phase["trials"] if t.get("role") == "search" and t["outcome"] == "ok"]
-    return [t for t in searched if t.get("speedup") and t.get("duplicate_of") is None]
+def _timed(phase: PhaseResult) -> list[tuple[Trial, Interval]]:
+    """Trials of the search that were timed themselves, with their speed-ups."""
+    return [(t, t.speedup) for t in phase.searched if t.ok and t.speedup and t.duplicate_of is None]
 
 
-def _compile_time(phase: Mapping[str, Any]) -> Iterator[Plot]:
+def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
     """Speed-up against compile time, a colour for each backend."""
-    best = phase.get("best") or {}
-    size = best.get("batch_size")
-    points = [t for t in _timed(phase) if t["batch_size"] == size and (t.get("compile_s") or 0) > 0]
-    points = [t for t in points if t["config"].get("backend") != "eager"]
+    best = phase.best
+    size = best.batch_size if best else None
+    points = [
+        (t, gain, t.compile_s)
+        for t, gain in _timed(phase)
+        if t.batch_size == size and t.compile_s and t.compile_s > 0
+        if t.config.get("backend") != "eager"
+    ]
     if len(points) < 2:
         return
     plot = Plot(
@@ -199,18 +202,18 @@ def _compile_time(phase: Mapping[str, Any]) -> Iterator[Plot]:
         "compile time in seconds (logarithmic)",
         "speed-up over eager",
     )
-    times = [t["compile_s"] for t in points]
+    times = [seconds for _, _, seconds in points]
     marks = (round(m * 10.0**k, 9) for k in range(-6, 6) for m in (1, 1.5, 2, 3, 5, 7))
     x = plot.across(times, _LEFT, [m for m in marks if min(times) <= m <= max(times)] or times[:1])
-    y = plot.upward([1, *(t["speedup"]["value"] for t in points)])
-    backends = list(dict.fromkeys(str(t["config"].get("backend")) for t in points))
-    for t in points:
-        gain, place = t["speedup"], backends.index(str(t["config"].get("backend")))
-        said = f"{show.label(t['config'])}: {show.speedup(gain)}, {show.seconds(t['compile_s'])}"
-        radius = 7 if t["number"] == best.get("number") else 4
-        centre = (x(t["compile_s"]), y(gain["value"]))
+    y = plot.upward([1, *(gain.value for _, gain, _ in points)])
+    backends = list(dict.fromkeys(str(t.config.get("backend")) for t, _, _ in points))
+    for t, gain, seconds in points:
+        place = backends.index(str(t.config.get("backend")))
+        said = f"{show.label(t.config)}: {show.speedup(gain)}, {show.seconds(seconds)}"
+        radius = 7 if best and t.number == best.number else 4
+        centre = (x(seconds), y(gain.value))
         color = _COLORS[min(place, len(_COLORS) - 1)]
-        plot.dots.append((*centre, radius, color, True, f"trial {t['number']}, {said}"))
+        plot.dots.append((*centre, radius, color, True, f"trial {t.number}, {said}"))
     plot.legend = [(color, show.plain(b)) for color, b in zip(_COLORS, backends, strict=False)]
     if len(backends) > len(_COLORS):
         plot.legend[-1] = (_COLORS[-1], "others")

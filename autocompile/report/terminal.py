@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,6 +16,7 @@ from rich.text import Text
 from autocompile.report import document as parts
 from autocompile.report import text as show
 from autocompile.report.contents import document, trial_tables
+from autocompile.store.report import Report
 
 __all__ = ["Page", "render", "render_trials"]
 
@@ -39,7 +39,7 @@ _STYLES = {
 
 
 def render(
-    report: Mapping[str, Any],
+    report: Report,
     console: Console,
     *,
     code: Mapping[str, str] | None = None,
@@ -48,7 +48,7 @@ def render(
     run: str = "",
     verbose: bool = False,
 ) -> None:
-    """Print what ``report.json`` holds; not a terminal means no colour and no broken lines.
+    """Print a report; not a terminal means no colour and no broken lines.
 
     ``code``: the setting of each phase as code. ``use``: one line of code to paste. ``verbose``:
     also what failed, what was left out, and the machine.
@@ -84,10 +84,10 @@ def render(
             page.line(Text.assemble((f"{word:<8}", "bold cyan"), show.plain(text)))
 
 
-def render_trials(report: Mapping[str, Any], console: Console) -> None:
+def render_trials(report: Report, console: Console) -> None:
     """Print every trial of each phase: those with figures best first, then the others."""
     page = Page(console)
-    for name, phase in report["phases"].items():
+    for name, phase in report.phases.items():
         for table in trial_tables(phase):
             page.line(f"{show.plain(name)}: {table.title.lower()}", "bold")
             page.table(dataclasses.replace(table, title=""))

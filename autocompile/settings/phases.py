@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 FORWARD = "forward"
 FORWARD_EXPLORATION = "forward_exploration"
@@ -38,7 +39,7 @@ class Phase:
         return self.has_backward or self.steps
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> Literal["samples/s", "steps/s"]:
         return "samples/s" if self.has_batch_size else "steps/s"
 
 

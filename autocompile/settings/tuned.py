@@ -11,13 +11,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
-__all__ = ["FINGERPRINT", "SCHEMA", "Choice", "Tuned", "TunedSet", "is_faster", "unlike"]
+if TYPE_CHECKING:
+    from autocompile.store.report import PhaseResult, Report
+
+__all__ = ["FINGERPRINT", "SCHEMA", "Choice", "Tuned", "TunedSet", "unlike"]
 
 SCHEMA = 1
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
@@ -162,19 +165,18 @@ class Tuned:
             ) from None
 
     @classmethod
-    def from_report(cls, report: Mapping[str, Any]) -> Tuned:
-        """The settings of a report, as ``report.json`` holds it."""
-        every = report["phases"].items()
+    def from_report(cls, report: Report) -> Tuned:
+        """The settings of a report."""
+        every = report.phases.items()
         phases = {n: found for n, phase in every if (found := _choices(phase, n))}
         if not phases:
             raise UsageError(
                 "there is nothing to export: no phase has a result", hint="autocompile show last"
             )
-        here = {k: report["environment"].get(k) for k in FINGERPRINT}
-        own = report["target"].get("own_batch_size") or {}
-        others = report.get("environments") or {}
-        paths = {name: str(other.get("python_path")) for name, other in others.items()}
-        return cls(phases, here, str(report["target"]["spec"]), own, paths)
+        here = {k: report.environment.get(k) for k in FINGERPRINT}
+        own = report.target.own_batch_size or {}
+        paths = {name: str(other.get("python_path")) for name, other in report.environments.items()}
+        return cls(phases, here, report.target.spec, own, paths)
 
 
 def unlike(
@@ -191,31 +193,20 @@ def unlike(
     return found
 
 
-def is_faster(row: Mapping[str, Any]) -> bool:
-    """Whether a report's row of a batch size, the best that was tried, is faster than eager."""
-    return bool(row.get("faster", row["speedup"]["low"] > 1))
-
-
-def _choices(phase: Mapping[str, Any], name: str) -> tuple[Choice, ...]:
+def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
     """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
-    best = phase["best"]
-    if phase["verdict"] == "failed" or not best:
+    if phase.answer is None:
         return ()
-    configs = {trial["number"]: trial["config"] for trial in phase["trials"]}
-    configs[best["number"]] = best["config"]
-    rows = [{**best, "faster": True}]
-    if best.get("batch_size") is not None:
-        rows = sorted(phase["by_batch_size"], key=lambda row: row["batch_size"])
+    rows = phase.sizes if phase.answer.batch_size is None else phase.by_batch_size
     found = []
-    for row in rows:
-        if row["number"] not in configs:
-            continue
-        config = CompileConfig.from_dict(configs[row["number"]], name) if is_faster(row) else EAGER
+    for row in sorted(rows, key=lambda row: row.batch_size or 0):
+        config = EAGER
+        if row.is_faster:
+            config = CompileConfig.from_dict(phase.config_of(row.number), name)
         speedup = dict.fromkeys(("value", "low", "high"), 1.0)
         if not config.is_baseline:
-            speedup = row["speedup"]
-        processes = int(row.get("confirmed_processes") or 1)
-        found.append(Choice(config, row.get("batch_size"), speedup, processes))
+            speedup = row.speedup.to_dict()
+        found.append(Choice(config, row.batch_size, speedup, row.confirmed_processes or 1))
     return tuple(found)
 
 
@@ -275,8 +266,8 @@ class TunedSet:
         )
 
     @classmethod
-    def from_reports(cls, reports: Mapping[str, Mapping[str, Any]]) -> TunedSet:
-        """The settings of reports of one target, as ``report.json`` holds them, by name."""
+    def from_reports(cls, reports: Mapping[str, Report]) -> TunedSet:
+        """The settings of reports of one target, by name."""
         entries: dict[str, Tuned] = {}
         for name, report in reports.items():
             entry = Tuned.from_report(report)
@@ -300,7 +291,7 @@ class TunedSet:
         if isinstance(source, Mapping):
             return cls.from_dict(source, "the mapping")
         if not isinstance(source, (str, os.PathLike)):
-            return cls((Tuned.from_report(source.to_dict()),))
+            return cls((Tuned.from_report(source.report),))
         path = Path(source)
         try:
             data = json.loads(path.read_text("utf-8"))

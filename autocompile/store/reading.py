@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autocompile import __version__
 from autocompile.errors import RunError
@@ -28,6 +28,8 @@ def made(kind: Any, value: Any, name: str = "it") -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):  # of a type and None
         return None if value is None else made(args[0], value, name)
+    if origin is Literal and value in args:
+        return value
     if origin is list and isinstance(value, (list, tuple)):
         return [made(args[0], each, name) for each in value]
     if origin is tuple and isinstance(value, (list, tuple)):

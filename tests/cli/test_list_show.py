@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import report_schema
 from fakes import FakeExecutor, measured
 from recorded_runs import RUNS, said, unpack
 
@@ -19,7 +20,7 @@ from autocompile.api import tune
 from autocompile.commands.bench import figures
 from autocompile.execute.job import locked
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import Outcome, RunFolder, Step
+from autocompile.store.record import RunFolder
 
 RECORDED = [*sorted(RUNS.glob("*/report.json")), RUNS.parent / "report.json"]
 
@@ -73,10 +74,9 @@ def test_a_fresh_report_is_valid_and_what_nobody_writes_is_refused(
     assert not schema.is_valid({**report, "phases": trials})
 
 
-def test_outcomes_and_steps_are_those_of_the_code(schema: jsonschema.Draft202012Validator) -> None:
-    names = schema.schema["$defs"]
-    assert names["outcome"]["enum"] == [outcome.value for outcome in Outcome]
-    assert names["step"]["enum"] == [step.value for step in Step]
+def test_the_schema_is_made_of_the_types() -> None:
+    """``python tests/report_schema.py`` writes it anew."""
+    assert said("show", "--schema") == report_schema.text()
 
 
 # list ---------------------------------------------------------------------------------------------

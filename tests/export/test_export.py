@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from autocompile import export as exporting
 from autocompile.errors import AutocompileError, ExportError, UsageError
-from autocompile.export import FORMATS, export, to_paste, unconfirmed, use_line
+from autocompile.export import FORMATS
 from autocompile.export.choices import choices
 from autocompile.export.python import optimizer_lines
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
+from autocompile.store.report import Report as TypedReport
 
 Report = dict[str, Any]
 
@@ -30,6 +32,27 @@ SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_te
 SCRIPTS = [name for name in FORMATS if name != "json"]
 STACKS = ["accelerate", "transformers", "lightning"]
 EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
+
+
+def typed(report: Report) -> TypedReport:
+    found: TypedReport = TypedReport.from_dict(report)
+    return found
+
+
+def export(report: Report, to: str) -> str:
+    return exporting.export(typed(report), to)
+
+
+def unconfirmed(report: Report) -> list[str]:
+    return exporting.unconfirmed(typed(report))
+
+
+def use_line(report: Report, run: str = "last") -> str:
+    return exporting.use_line(typed(report), run)
+
+
+def to_paste(report: Report, in_a_line: bool = False) -> dict[str, str]:
+    return exporting.to_paste(typed(report), in_a_line)
 
 
 @pytest.fixture
@@ -379,9 +402,9 @@ def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl: Report) -> Non
     report["target"] |= {"optimizer": {"class": "Adam", "arguments": {}, "lr": 0.001}}
     own, ours = ({"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {}))
     fused = CompileConfig.from_dict(FUSED)
-    made = optimizer_lines({**report, "target": report["target"] | own}, fused)
+    made = optimizer_lines(typed({**report, "target": report["target"] | own}), fused)
     assert made == ["optimizer = torch.optim.Adam(model.parameters(), fused=True)"]
-    changed = optimizer_lines({**report, "target": report["target"] | ours}, fused)
+    changed = optimizer_lines(typed({**report, "target": report["target"] | ours}), fused)
     assert changed[0] == "for group in optimizer.param_groups:"
 
 
@@ -401,14 +424,14 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(rl: Repo
 def test_the_code_in_a_line_and_in_whole_lines_are_of_the_reports_best(
     rl: Report, plain: Report
 ) -> None:
-    plain["phases"]["forward"]["by_batch_size"][1]["number"] = 6  # a tie
+    plain["phases"]["forward"]["by_batch_size"][1]["number"] = 3  # a tie
     assert to_paste(plain) == {"forward": 'model = torch.compile(model, mode="max-autotune")'}
     assert to_paste(plain, in_a_line=True) == {
         "forward": 'torch.compile(model, mode="max-autotune")'
     }
     assert set(to_paste(rl)) == set(to_paste(rl, in_a_line=True))
     for report in (rl, plain):
-        for name, choice in choices(report).items():
+        for name, choice in choices(typed(report)).items():
             best = report["phases"][name]["best"]
             if choice.config:
                 config = {k: v for k, v in best["config"].items() if k != "scope"}

@@ -18,13 +18,14 @@ import pytest
 import torch
 from conftest import ROOT
 
-from autocompile.export import export
+from autocompile import export as exporting
 from autocompile.export.choices import Choice
 from autocompile.export.python import code_line, optimizer_lines
 from autocompile.export.stacks import ACCELERATE_READ, BACKENDS
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
+from autocompile.store.report import Report as TypedReport
 
 Report = dict[str, Any]
 
@@ -124,6 +125,15 @@ def run(warm: subprocess.Popen[str], tmp_path: Path) -> Run:
         return done
 
     return forked
+
+
+def typed(report: Report) -> TypedReport:
+    found: TypedReport = TypedReport.from_dict(report)
+    return found
+
+
+def export(report: Report, to: str) -> str:
+    return exporting.export(typed(report), to)
 
 
 def faster(**config: Any) -> Report:
@@ -351,18 +361,21 @@ def test_each_implementation_is_exported_as_it_was_measured(name: str, own: dict
     set_implementation(measured, name)
     made = {"class": "Adam", "arguments": own, "lr": 0.001}
     config, space = CompileConfig("eager", optimizer=name), dict[str, Any]()
-    target = {"choices": {"optimizer": "get_optimizer() of the target"}}
-    report = {"target": target, "environment": {"device": "cpu"}}
+    target = {"spec": "net.py", "choices": {"optimizer": "get_optimizer() of the target"}}
+    report = {"target": target, "environment": {"device": "cpu"}, "phases": {}}
     for how in (made, {}):
         report["target"] = {**target, "optimizer": how}
         model = SimpleNamespace(parameters=lambda: weights)
         space |= {"torch": torch, "model": model, "optimizer": torch.optim.Adam(weights, **own)}
-        exec("\n".join(optimizer_lines(report, config)), space)
+        exec("\n".join(optimizer_lines(typed(report), config)), space)
         assert steps_by(space["optimizer"]) == steps_by(measured)
     if name == "tensor_lr":  # on a GPU the tensor is there too, in a table as well
         report["environment"] = {"device": "cuda:0"}
-        row = code_line(report, Choice("optimizer_step", "faster", config, ""))
-        assert 'device="cuda:0"' in row and 'device="cuda:0"' in optimizer_lines(report, config)[1]
+        row = code_line(typed(report), Choice("optimizer_step", "faster", config, ""))
+        assert (
+            'device="cuda:0"' in row
+            and 'device="cuda:0"' in optimizer_lines(typed(report), config)[1]
+        )
 
 
 FUSED = {"optimizer_step": faster(backend="eager", optimizer="fused")}

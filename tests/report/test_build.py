@@ -13,12 +13,17 @@ from autocompile.report.build import build_report
 from autocompile.result import Result
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
+from autocompile.store.report import Report
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
 CPU = {"device": "cpu"}
 
 
 def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
+    return typed(run, run_dir).to_dict()
+
+
+def typed(run: Run, run_dir: str = "runs/net-0001") -> Report:
     about: dict[str, Any] = {"plan": PLAN, "target": {}, "environment": CPU}
     return build_report({**about, "phases": [run.phase]}, run.records, run_dir=run_dir)
 
@@ -29,9 +34,9 @@ def test_no_figure_of_a_single_process_passes_a_gate() -> None:
     for sets in range(4):
         found = report(run)
         assert found["phases"]["forward"]["best"]["confirmed_processes"] == sets
-        assert Result(found, run.records).is_faster_by(1.5, "forward") is (sets > 1)
+        assert Result(typed(run), run.records).is_faster_by(1.5, "forward") is (sets > 1)
         run.side(lite, measured(2.0), race=sets + 1)
-    assert not Result(report(run), run.records).is_faster_by(2.0, "forward")
+    assert not Result(typed(run), run.records).is_faster_by(2.0, "forward")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_a_run_on_a_cluster_goes_on_there() -> None:
     about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": ["forward"]}
     about["options"] = {"ray": "head:6379", "jobs": 2, "isolation": "auto"}
     for folder in ("runs/net-0001", "/a/b"):
-        found = build_report(about, run.records, run_dir=f"{folder}/H100")
+        found = build_report(about, run.records, run_dir=f"{folder}/H100").to_dict()
         said = found["phases"]["forward"]["confidence"]["command"]
         there = f"--jobs 2 --ray head:6379 --accelerators H100 --run-dir {folder}"
         assert said == f"autocompile tune net.py --resume --budget 5m {there}"
@@ -88,7 +93,9 @@ def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
     own.add(LITE, failed("interrupted", "measure"))
     records = [*run.records, *(replace(r, number=r.number + 10) for r in own.records)]
     about = {"plan": PLAN, "target": {"own_batch_size": {"forward": 16}}, "environment": CPU}
-    found = build_report({**about, "phases": ["forward"]}, records, run_dir="runs/net-0001")
+    found = build_report(
+        {**about, "phases": ["forward"]}, records, run_dir="runs/net-0001"
+    ).to_dict()
     phase = found["phases"]["forward"]
     assert phase["verdict"] == "keep_eager"
     assert phase["reason"] == "the run ended before any other setting was tried at batch size 16"
@@ -109,7 +116,9 @@ def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried(
     about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": [run.phase]}
     for untried, word in ((60, "low"), (0, "high")):
         space = {"untried": untried, "configs": 62}
-        found = build_report({**about, "spaces": {"forward": space}}, run.records, run_dir="x")
+        found = build_report(
+            {**about, "spaces": {"forward": space}}, run.records, run_dir="x"
+        ).to_dict()
         said = found["phases"]["forward"]["confidence"]
         assert (said["word"], said["open"]) == (word, "2 of 62 settings tried" * (untried > 0))
 

@@ -23,6 +23,7 @@ from autocompile.report import text as show
 from autocompile.report.page import to_html
 from autocompile.report.plots import finalists, of_phase
 from autocompile.settings.config import CompileConfig
+from autocompile.store.report import PhaseResult, Report
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff\x1b[31m"
@@ -70,9 +71,9 @@ def test_the_page_of_a_recorded_run_is_whole(name: str, tmp_path: Path) -> None:
     page = Page(text)
     ids = page.ids()
     assert len(ids) == len(set(ids))
-    phases = {f"phase-{phase}" for phase in report["phases"]}
+    phases = {f"phase-{phase}" for phase in report.phases}
     assert {"answer", "machine", *phases} <= set(ids)
-    assert ("exports" in ids) == bool(report["exports"])
+    assert ("exports" in ids) == bool(report.exports)
     for tag, attributes in page.elements:
         assert tag not in ("link", "iframe", "object", "embed", "img", "base", "form"), tag
         for key, value in attributes.items():
@@ -81,14 +82,14 @@ def test_the_page_of_a_recorded_run_is_whole(name: str, tmp_path: Path) -> None:
             assert key != "href" or (value or "").removeprefix("#") in ids
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     assert len(text.encode()) < 1_000_000
-    for phase in report["phases"].values():
-        for group in phase["failures"]:
-            assert group["answered"] or show.plain(group["message"]) in page.text
-    for code in report["exports"].values():
+    for phase in report.phases.values():
+        for group in phase.failures:
+            assert group.answered or show.plain(group.message) in page.text
+    for code in report.exports.values():
         assert code.splitlines()[-1] in page.text
-    for phase in report["phases"].values():
-        for trial in phase["trials"]:
-            assert trial["role"] != "search" or show.label(trial["config"]) in page.text
+    for phase in report.phases.values():
+        for trial in phase.searched:
+            assert show.label(trial.config) in page.text
 
 
 def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> None:
@@ -101,7 +102,8 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
     text, report = page_of("interrupted", tmp_path)
     assert "Interrupted: these are the results so far." in text
     assert 'Confidence: <b><span class="warning">low</span></b>' in text
-    assert html.escape(report["phases"]["optimizer_step"]["confidence"]["command"]) in text
+    sure = report.phases["optimizer_step"].confidence
+    assert sure and html.escape(sure.command) in text
     text, _ = page_of("rllib", tmp_path)  # what RLlib does is tuned by its own function
     (code,) = re.findall(r'<section id="answer">.*?<pre><code>(.*?)</code></pre>', text, re.S)
     last = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
@@ -112,6 +114,7 @@ def hostile(part: Any) -> Any:
     """A report in which every text that is not the name of a thing of ours is hostile."""
     if isinstance(part, dict):
         kept = ("backend", "mode", "verdict", "outcome", "step", "role", "unit", "config")
+        kept += ("word", "effort", "objective")
         return {k: v if k in kept else hostile(v) for k, v in part.items()}
     if isinstance(part, list):
         return [hostile(each) for each in part]
@@ -144,12 +147,12 @@ def test_nothing_that_a_file_says_becomes_markup() -> None:
     report = hostile_report()
     run = Run(phase=HOSTILE, batch_size=report["phases"][HOSTILE]["best"]["batch_size"])
     run.search(CompileConfig(HOSTILE), 1.5)
-    text = to_html(report, run.records, {HOSTILE: HOSTILE})
+    text = to_html(Report.from_dict(report), run.records, {HOSTILE: HOSTILE})
     assert_is_text(text, scripts=1)
     assert text.count("<svg") == 3
     report["phases"][HOSTILE]["best"]["batch_size"] = HOSTILE  # where a number belongs
-    text = to_html(report, (), {HOSTILE: HOSTILE})
-    assert_is_text(text, scripts=1)
+    with pytest.raises(ValueError, match="batch_size is"):
+        Report.from_dict(report)
 
 
 def test_a_result_is_the_report_as_text_in_a_notebook_too(
@@ -167,7 +170,7 @@ def test_a_result_is_the_report_as_text_in_a_notebook_too(
 
 
 def test_the_policy_lets_only_the_pages_own_script_run() -> None:
-    text = to_html(SAMPLE)
+    text = to_html(Report.from_dict(SAMPLE))
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -215,7 +218,7 @@ def test_a_dot_stands_where_its_figures_are() -> None:
     ]
     phase["best"] |= {"number": 2, "batch_size": first["batch_size"]}
     phase["by_batch_size"] = []
-    (plot,) = of_phase("forward_exploration", phase, ())
+    (plot,) = of_phase("forward_exploration", PhaseResult.from_dict(phase), ())
     (x1, y1, *_), (x2, y2, *_), (x3, y3, radius, *_) = plot.dots
     assert x3 - x2 == pytest.approx(x2 - x1, abs=0.2)
     assert y2 - y3 == pytest.approx(y1 - y2, abs=0.2) and y1 > y3
@@ -226,13 +229,12 @@ def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None
     run = Run()
     first, second = run.plain(1.2), run.search(MAX, 1.5)
     run.search(LITE, 1.1)
-    best = {"batch_size": 4}
-    numbers = [c.record.number for c in finalists(best, run.records)]
+    numbers = [c.record.number for c in finalists(4, run.records)]
     assert numbers == [second, first, 3]
     run.race(first, 1.3, 1.3, 1.3)
     run.race(second, 1.2, 1.2, 1.2)
-    assert [c.record.number for c in finalists(best, run.records)] == [first, second]
-    assert finalists({"batch_size": 16}, run.records) == []
+    assert [c.record.number for c in finalists(4, run.records)] == [first, second]
+    assert finalists(16, run.records) == []
 
 
 def test_open_shows_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from autocompile.report.markdown import to_markdown
+from autocompile.store.report import Report
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "a | b `code` ``two`` <script>alert(1)</script> \x1b[31mred\x1b[0m\n# heading\\"
@@ -48,7 +49,7 @@ def test_text_of_a_trial_cannot_leave_its_cell(report: dict[str, Any]) -> None:
     report["phases"]["optimizer_step"]["reason"] = HOSTILE
     phase["unusable"] = {HOSTILE: HOSTILE}
     phase["confidence"] = {"decided": False, "open": HOSTILE, "command": HOSTILE}
-    text = to_markdown(report)
+    text = to_markdown(Report.from_dict(report))
     assert "\x1b" not in text
     parsed = tokens(text)
     assert not [t for t in parsed if t.type == "html_block"]
@@ -66,7 +67,7 @@ def test_text_of_a_trial_cannot_leave_its_cell(report: dict[str, Any]) -> None:
 def test_exports_are_fenced_code_that_cannot_break_out(report: dict[str, Any]) -> None:
     code = 'text = """\n```\n"""\n\tx = 1\n'
     report["exports"] = {"python": code, "json": "{}"}
-    fences = [t for t in tokens(to_markdown(report)) if t.type == "fence"]
+    fences = [t for t in tokens(to_markdown(Report.from_dict(report))) if t.type == "fence"]
     assert [(f.info, f.content) for f in fences] == [
         ("python", code.replace("\t", " ")),
         ("json", "{}\n"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,8 @@ from autocompile.estimate.intervals import Interval
 from autocompile.report import text
 from autocompile.report.contents import remarks
 from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome, Step
+from autocompile.store.report import Trial
 
 
 @pytest.mark.parametrize(
@@ -113,18 +116,25 @@ def test_the_machine_and_the_target_fit_on_a_line_each() -> None:
 
 
 def test_remarks_tell_repeats_breaks_and_doubts() -> None:
-    trial = {"number": 5, "graph_breaks": 1, "flags": ["eager_slowed"]}
-    repeats = [
-        {"number": 8, "repeats": 5, "outcome": "ok", "speedup": {"value": 1.4}},
-        {"number": 9, "repeats": 5, "outcome": "ok", "speedup": {"value": 1.5}},
-        {"number": 10, "repeats": 5, "outcome": "crashed", "speedup": None},
-    ]
+    base = Trial(
+        number=5,
+        batch_size=None,
+        message="",
+        role="search",
+        config={},
+        wall_s=1.0,
+        outcome=Outcome.OK,
+        step=Step.EXIT,
+    )
+    trial = replace(base, graph_breaks=1, flags=("eager_slowed",))
+    repeats = [replace(base, speedup=Interval(value, 1.0, 2.0)) for value in (1.4, 1.5)]
+    repeats.append(replace(base, outcome=Outcome.CRASHED))
     assert list(remarks(trial, repeats)) == [
         "repeated in 3 processes: 1.40 to 1.50×, 1 failed",
         "1 graph break",
         "eager slowed",
     ]
-    assert list(remarks({"number": 6, "duplicate_of": 5}, [])) == ["same code as trial 5"]
+    assert list(remarks(replace(base, duplicate_of=5), [])) == ["same code as trial 5"]
 
 
 def test_a_setting_has_the_label_of_its_config_also_one_of_a_newer_version() -> None:

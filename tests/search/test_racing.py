@@ -29,6 +29,7 @@ from autocompile.protocol.requests import Kind, RaceRequest, read_request
 from autocompile.report.contents import exported_warning, figures
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import AT_WORK, Outcome, Step
+from autocompile.store.report import Best
 
 MODES = ("default", "lite", "max-autotune")
 SPACE = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,), modes=MODES)
@@ -41,8 +42,9 @@ def race(target: Path, script: Any = CLEAR, **options: Any) -> autocompile.Resul
     return tuned(target, executor, **{"space": SPACE, **options})
 
 
-def best_of(result: autocompile.Result) -> dict[str, Any]:
-    best: dict[str, Any] = result.to_dict()["phases"]["forward"]["best"]
+def best_of(result: autocompile.Result) -> Best:
+    best = result.report.phases["forward"].best
+    assert best
     return best
 
 
@@ -59,8 +61,9 @@ def test_three_sets_are_enough_where_the_order_is_clear(target: Path) -> None:
     result = race(target)
     assert raced(result) == {"max-autotune": 3, "default": 3}
     best = best_of(result)
-    assert best["confirmed_processes"] == 3
-    assert best["speedup_against_default"]["value"] == pytest.approx(1.25, rel=0.01)
+    assert best.confirmed_processes == 3
+    assert best.speedup_against_default
+    assert best.speedup_against_default.value == pytest.approx(1.25, rel=0.01)
     assert result.to_dict()["phases"]["forward"]["confidence"]["decided"]
 
 
@@ -107,7 +110,7 @@ def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(ta
     result = race(target, own_size(slow_at_first), space=space, progress=show)
     assert show.races == [4, 4, 4, 1, 1, 1, 4, 4]
     best = best_of(result)
-    assert (best["confirmed_processes"], best["slow_sets"]) == (3, 2)
+    assert (best.confirmed_processes, best.slow_sets) == (3, 2)
 
 
 class Dies(FakeExecutor):
@@ -143,7 +146,7 @@ def test_a_crash_or_a_hang_ends_that_candidate_and_not_the_race(target: Path, ou
     # A search that may end early has no need of "lite" beside what is so much faster.
     result = race(target, executor, effort="full")
     assert result.config["forward"].mode == "lite"
-    assert best_of(result)["confirmed_processes"] >= 3
+    assert best_of(result).confirmed_processes >= 3
     assert lost(result) == [("max-autotune", outcome)]
     assert ["max-autotune"] in executor.groups, "it had a process of its own before it was given up"
 
@@ -159,7 +162,7 @@ def test_a_process_that_dies_with_nobody_at_work_ends_the_race_with_a_warning(ta
     result = race(target, Dies("", "crashed"), progress=show)
     (said,) = show.warnings
     assert "crashed in measure" in said
-    assert best_of(result)["confirmed_processes"] == 0
+    assert best_of(result).confirmed_processes == 0
     assert not result.is_faster_by(1.01, "forward")
 
 
@@ -221,9 +224,9 @@ def test_ctrl_c_in_a_race_keeps_the_sets_that_had_ended(target: Path) -> None:
 
     stopped = race(target, Impatient(CLEAR, probed(**PROBED)))
     assert stopped.interrupted
-    assert best_of(stopped)["confirmed_processes"] == 2
+    assert best_of(stopped).confirmed_processes == 2
     result = race(target, resume=True)
-    assert best_of(result)["confirmed_processes"] == 3
+    assert best_of(result).confirmed_processes == 3
     assert raced(result)["max-autotune"] == 3, "the sets that were there are not repeated"
 
 
@@ -263,12 +266,13 @@ def test_exported_code_runs_once_for_each_phase_in_a_fresh_interpreter(target: P
     assert side["exported"]["code"] in result.export("python")
     assert side["exported"]["settings"]["phases"]["forward"]
     best = best_of(result)
-    assert best["confirmed_processes"] == 3, "it counts as no set of the race"
-    assert best["exported"]["agrees"] and best["exported"]["outcome"] == "ok"
-    assert best["exported"]["speedup"]["value"] == pytest.approx(1.5, rel=0.01)
+    assert best.confirmed_processes == 3, "it counts as no set of the race"
+    assert best.exported and best.exported.agrees and best.exported.outcome == "ok"
+    assert best.exported.speedup
+    assert best.exported.speedup.value == pytest.approx(1.5, rel=0.01)
     again = race(target, executor, resume=True)
     assert len(executor.of(Kind.EXPORTED)) == 1, "a winner that has run is not run again"
-    assert best_of(again)["exported"] == best["exported"]
+    assert best_of(again).exported == best.exported
 
 
 @pytest.mark.parametrize(
@@ -288,14 +292,16 @@ def test_a_report_warns_of_exported_code_that_does_not_do_what_was_confirmed(
     (warning,) = exported_warning(best)
     assert said in warning
     assert "exported code" not in " ".join(figures(best))
-    best["exported"] |= {"agrees": True, "speedup": best["speedup"]}
+    assert best.exported
+    ran = dataclasses.replace(best.exported, agrees=True, speedup=best.speedup)
+    best = dataclasses.replace(best, exported=ran)
     assert "exported code: 1.50×, right" in list(figures(best))
     assert not list(exported_warning(best))
 
 
 def test_exported_code_is_no_slower_where_eager_mode_was_faster(target: Path) -> None:
     best = best_of(race(target, exported(0.8, eager_s=0.8e-3)))
-    assert best["exported"]["agrees"] and not list(exported_warning(best))
+    assert best.exported and best.exported.agrees and not list(exported_warning(best))
     told = "exported code: 1.20×, right; calls as fast, eager mode was faster in that process"
     assert told in list(figures(best))
 
@@ -304,5 +310,5 @@ def test_without_time_exported_code_is_not_run_and_nothing_is_said(target: Path)
     clock = Clock()
     executor = exported(work=lambda: clock.work(3.0))
     best = best_of(race(target, executor, budget_s=36.0, clock=clock.monotonic))
-    assert best["confirmed_processes"] and best["exported"] is None
+    assert best.confirmed_processes and best.exported is None
     assert not executor.of(Kind.EXPORTED) and not list(exported_warning(best))

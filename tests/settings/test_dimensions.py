@@ -178,6 +178,7 @@ from autocompile.settings.dimensions import Place
 from autocompile.space.space import build_space
 from autocompile.settings.config import Setting
 from autocompile.space.space import SearchSpace
+from autocompile.store.report import Report, Target
 from autocompile.trial.measure.telemetry import same_code_key
 
 here = Path(autocompile.__file__).parent.parent
@@ -211,7 +212,7 @@ cpu = torch.device("cpu")
 assert not _traces_alike(blue, CompileConfig())
 assert same_code_key(blue, cpu) != same_code_key(CompileConfig(), cpu)
 
-report = {"target": {}, "phases": {}}
+report = Report(target=Target(spec="net.py"), environment={}, phases={})
 assert uses_apply(report, blue) and not uses_apply(report, CompileConfig())
 assert not_carried(blue) == ["tint='blue'"]
 model = torch.nn.Linear(1, 1)
