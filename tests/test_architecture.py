@@ -26,7 +26,7 @@ MODULES = {
     for path in FILES
 }
 PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-LINES = 24_090  # of Python and templates
+LINES = 24_250  # of Python and templates
 STARTS = ("execute/starter.py", "ProcessStarter.start")
 # Files and folders of a run or of users, which the pages name too.
 MADE = {
@@ -144,7 +144,7 @@ def test_imports_make_no_circle_no_long_chain_and_are_few() -> None:
     for name in order:
         chain[name] = max((1 + chain[below] for below in graph[name]), default=0)
     assert max(chain.values()) <= 12
-    assert sum(map(len, graph.values())) / len(graph) <= 4.1
+    assert sum(map(len, graph.values())) / len(graph) <= 4.2
 
 
 def way() -> list[tuple[str, str]]:
