@@ -31,6 +31,8 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
+from autocompile.store.report import Report
+from autocompile.store.report import Target as ReportTarget
 from autocompile.trial import worker
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry
@@ -405,7 +407,12 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
 ) -> None:
     config = CompileConfig("eager", optimizer="fused") if phase == "optimizer_step" else AOT
     choice = Choice("", "faster", config, "", None, 3)
-    report = {"target": {"is_rl": True}, "run_dir": "mine", "phases": {}}
+    report = Report(
+        target=ReportTarget(spec="net.py", kind="RLModule"),
+        environment={},
+        run_dir="mine",
+        phases={},
+    )
     code = code_of(report, dataclasses.replace(choice, phase=phase))
     tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {})
     target = load(module, "spec")
