@@ -107,7 +107,7 @@ def main() -> None:
         alone = Path(folder) / "alone" / "tuned.json"
         alone.parent.mkdir()
         (entry,) = TunedSet.read(path).entries
-        alone.write_text(dataclasses.replace(entry, cache={}).to_json(), "utf-8")
+        alone.write_text(TunedSet((dataclasses.replace(entry, cache={}),)).to_json(), "utf-8")
         shutil.copy(cache, alone.with_suffix(".cache"))
         order = [arm for arm in ARMS for _ in range(PROCESSES)]
         random.Random(SEED).shuffle(order)

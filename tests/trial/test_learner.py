@@ -33,8 +33,9 @@ from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
 from autocompile.trial.target.rllib import from_object  # noqa: E402
 from autocompile.trial.target.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
+from autocompile.trial.tasks.screening import try_schedule  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
-from autocompile.trial.verify.verifier import Verifier, try_schedule  # noqa: E402
+from autocompile.trial.verify.verifier import Verifier  # noqa: E402
 
 AOT = CompileConfig("aot_eager")
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)

@@ -23,7 +23,8 @@ from autocompile.trial.measure import telemetry
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks import screening
-from autocompile.trial.verify.verifier import Verifier, try_schedule
+from autocompile.trial.tasks.screening import try_schedule
+from autocompile.trial.verify.verifier import Verifier
 
 Make = Callable[[Any], optim.Optimizer]
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")

@@ -33,7 +33,7 @@ from autocompile.errors import TargetError, first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import TRAIN_STEP, phase_of
-from autocompile.store.record import Outcome, Record
+from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.target.sides import (
@@ -71,10 +71,9 @@ from autocompile.trial.verify.outputs import (
 )
 from autocompile.trial.verify.rounding import RoundOtherwise, WideCasts
 
-__all__ = ["Verifier", "compare_with_eagers_draws", "demand_draws_by_seed", "try_schedule"]
+__all__ = ["Verifier", "compare_with_eagers_draws", "demand_draws_by_seed"]
 
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
-_FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or more
 # Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
 _CALLS = 3
 _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same for some
@@ -658,62 +657,6 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
         verifier.weights(twin)
 
 
-def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: float) -> None:
-    """Change the learning rate on both sides, step, and compare; then put everything back.
-
-    Dynamo treats a learning rate that is a Python number as a constant: each new value may
-    recompile the step, up to the recompile limit, after which torch runs eager. By the second
-    change it is known whether the number has become dynamic.
-
-    A note with advice joins the notes if a change recompiles the step, fails, or may take longer
-    than ``budget_s``. Nothing is timed after it: what it compiles stays in Dynamo's cache.
-
-    Raises:
-        Failed: ``wrong_output``, if a step does not follow the learning rate.
-    """
-    eager = verifier.eager
-    groups = [g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups]
-    rates = [float(g["lr"]) for g in groups if isinstance(g.get("lr"), (float, torch.Tensor))]
-    if not groups or len(rates) < len(groups):
-        return
-    rate, kind = compiled.optimizers[0].param_groups[0]["lr"], type(compiled.optimizers[0]).__name__
-    is_number = not isinstance(rate, torch.Tensor)
-    advice = f"; pass it as a tensor, e.g. {kind}(params, lr=torch.tensor({rate:g}))" * is_number
-    compile_s = result.compile_s or 0.0
-    if is_number and len(_FACTORS) * compile_s > budget_s:
-        result.notes.append(
-            "whether a learning-rate schedule recompiles this step was not tried: it takes "
-            f"{compile_s:.0f} s to compile"
-        )
-        return
-    eager.restore()
-    kept, before, problem = eager.kept, telemetry.dynamo_facts().graphs, None
-    try:
-        for change, factor in enumerate(_FACTORS, 1):
-            _set_rates(groups, rates, factor)
-            eager.keep()
-            compiled.adopt(eager)
-            verifier.seeded_call(compiled, change)
-            problem = problem or verifier.steps.later(eager, compiled)
-    except Exception as error:
-        words = first_words(error)
-        result.notes.append(f"after a change of the learning rate this step fails: {words}")
-        return
-    finally:
-        _set_rates(groups, rates, 1.0)
-        eager.kept = kept
-        eager.restore()
-        compiled.adopt(eager)
-    if problem:
-        what = f"the step does not follow the learning rate: {problem}"
-        raise Failed(Outcome.WRONG_OUTPUT, what + advice)
-    if recompiles := telemetry.dynamo_facts().graphs - before:
-        what = "a learning-rate schedule recompiles this step once"
-        if recompiles > 1:
-            what = "each change of the learning rate recompiles this step, up to torch's limit"
-        result.notes.append(what + advice)
-
-
 def _drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
     """Context in which Inductor compiles and runs code that draws eager's random numbers."""
     config: Any = importlib.import_module("torch._inductor.config")
@@ -723,12 +666,3 @@ def _drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
 
 def _double(x: Any) -> Any:
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-
-def _set_rates(groups: list[dict[str, Any]], rates: list[float], factor: float) -> None:
-    """Like torch's schedulers: fill a tensor, replace a number."""
-    for group, rate in zip(groups, rates, strict=True):
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate * factor)
-        else:
-            group["lr"] = rate * factor
