@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from autocompile.settings.config import Setting
 from autocompile.store.record import Record, Step
 
-__all__ = ["Countdown", "Progress"]
-
 
 class Countdown(Protocol):
     """The time budget of a run."""

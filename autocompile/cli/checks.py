@@ -12,8 +12,6 @@ from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, write
 from autocompile.errors import ExitCode, UsageError
 
-__all__ = ["TEMPLATE", "check", "doctor", "init", "verify"]
-
 TEMPLATE = '''"""A model for autocompile: plain functions, nothing to import from autocompile."""
 
 import torch

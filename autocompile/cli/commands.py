@@ -25,8 +25,6 @@ from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.settings.dimensions import SEARCHED
 
-__all__ = ["WithDefaults", "app", "main"]
-
 # A run that goes on keeps what it was begun with; these are of the process alone.
 _ALSO_RESUMED = {
     *("budget", "trials", "sampler", "timeout", "memory-limit", "jobs", "isolation"),

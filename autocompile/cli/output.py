@@ -13,8 +13,6 @@ import typer
 
 from autocompile.errors import UsageError
 
-__all__ = ["print_or_draw", "say", "show_result", "write"]
-
 
 def say(text: str) -> None:
     """A paragraph to stderr, in which nothing that a trial has said can steer the terminal."""

@@ -12,8 +12,6 @@ from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, show_result, write
 from autocompile.errors import UsageError
 
-__all__ = ["export", "list_runs", "show"]
-
 Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 
 

@@ -20,8 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["as_typed", "asked", "read_toml"]
-
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A file of TOML."""

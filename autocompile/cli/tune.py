@@ -16,8 +16,6 @@ from autocompile.errors import AutocompileError, ExitCode, UsageError
 if TYPE_CHECKING:
     from autocompile.commands.cluster import OnCluster
 
-__all__ = ["tune"]
-
 
 @options.with_dimensions
 def tune(

@@ -25,8 +25,6 @@ from autocompile.protocol.requests import Kind, ProbeResult, read_request
 from autocompile.store.files import write_text
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["ClusterExecutor", "Interrupts", "Link", "Message", "Receive", "Station"]
-
 _OPEN_S = 120.0  # for a station's first word
 _CLOSE_S = 10.0
 _GLANCE_S = 0.5

@@ -25,8 +25,6 @@ from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import UsageError
 
-__all__ = ["CPU", "Cluster", "Place", "connected", "demand_head", "places_of", "side_by_side"]
-
 CPU = "cpu"
 _LABEL = "ray.io/accelerator-type"
 _RESOURCE = "accelerator_type:"  # of older clusters

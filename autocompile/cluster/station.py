@@ -33,8 +33,6 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.store.files import hold, is_forgotten, make_folder, write_json
 from autocompile.store.record import AT_WORK
 
-__all__ = ["Station", "StationFolder", "main"]
-
 _IDLE_S = 60.0
 _PATIENCE_S = 5.0  # to end itself once its stdin has ended
 _PREFIX = "autocompile-station-"

@@ -12,8 +12,6 @@ from typing import Any
 from autocompile.execute.executor import Ending, Job
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["Do", "Say", "decode", "encode", "ending_of", "job_of", "sent_ending", "sent_job"]
-
 
 class Do(str, Enum):
     """What a station is told, and in brackets what else the line holds."""

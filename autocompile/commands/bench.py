@@ -39,17 +39,6 @@ from autocompile.space.plan import Plan, target_spec
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
 
-__all__ = [
-    "SAMPLE",
-    "Bench",
-    "bench",
-    "compare_in_algorithm",
-    "end_of",
-    "export_with_cache",
-    "figures",
-    "log_shown",
-    "machine_here",
-]
 SAMPLE = "autocompile.trial.target.sample:get_model"
 _FEW_ROUNDS = 6  # fewer have no 95 % interval
 

@@ -28,8 +28,6 @@ from autocompile.space.plan import target_spec
 from autocompile.store import runs
 from autocompile.store.sources import sources_of
 
-__all__ = ["OnCluster", "shipment_of", "tune_all"]
-
 
 @dataclass(frozen=True)
 class OnCluster:

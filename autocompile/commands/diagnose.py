@@ -14,8 +14,6 @@ from autocompile.space.plan import Plan, asked_for, environments, target_spec
 from autocompile.space.space import SearchSpace, Space, spaces_of
 from autocompile.store import runs
 
-__all__ = ["check", "doctor", "preview"]
-
 _LIMITS = TimingLimits(half_width=0.05)
 _WORKS = ("ok", "same")
 # What runs is installed; that its numbers are wrong no installation mends.

@@ -15,8 +15,6 @@ from autocompile.store import runs
 from autocompile.store.record import RunFolder
 from autocompile.store.report import Report
 
-__all__ = ["by_machine", "demand_same_target", "listed", "read_report"]
-
 
 def listed(under: Path) -> list[dict[str, Any]]:
     """A row for each run in a folder, the most recently changed last.

@@ -18,8 +18,6 @@ from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.record import Outcome
 from autocompile.store.report import PhaseResult
 
-__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "verify"]
-
 REQUIREMENTS = {
     **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
     "max-compile-time": "a duration",

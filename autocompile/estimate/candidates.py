@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from autocompile.estimate.intervals import Interval, between_runs, median, over_sets
 from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
 
-__all__ = ["ONE", "Candidate", "Limits", "candidates", "of_sets", "whole_call_s", "with_refreshes"]
-
 ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
 SLOWER = 1.15
 """Largest time of the reference workload, relative to the fastest set of the same race."""

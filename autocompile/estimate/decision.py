@@ -24,18 +24,6 @@ from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 
-__all__ = [
-    "SAME",
-    "SETS",
-    "ZONE",
-    "Decision",
-    "compare",
-    "decide",
-    "decide_all",
-    "finalists",
-    "is_dearer",
-]
-
 SAME = 0.01
 """Settings whose estimates differ by less are equal."""
 ZONE = 0.02

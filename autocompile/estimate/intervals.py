@@ -14,16 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = [
-    "Interval",
-    "between_runs",
-    "median",
-    "median_interval",
-    "over_sets",
-    "ratio",
-    "speedup",
-]
-
 # Two-sided 95 % quantiles of Student's t for 4, 5, 6, ... degrees of freedom.
 _T95 = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 # Prior for the spread between fresh processes: standard deviation of the log ratio, and its degrees

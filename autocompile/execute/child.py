@@ -24,8 +24,6 @@ from autocompile.protocol.processes import MARKER
 from autocompile.store.files import not_for_all
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["CappedLog", "Child", "Clock", "KilledFor", "Pipes", "conclude", "ending_of"]
-
 KilledFor = Literal["timeout", "total", "memory", "interrupted"]  # total: of all steps together
 _EXIT_GRACE_S = 10.0  # to exit after sending the result
 _HEAD_BYTES, _TAIL_BYTES = 256 * 1024, 64 * 1024  # of the output, that are kept

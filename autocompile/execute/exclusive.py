@@ -22,8 +22,6 @@ from typing import BinaryIO
 from autocompile.errors import RunError
 from autocompile.store.files import not_for_all
 
-__all__ = ["Exclusive", "held", "take"]
-
 _GLANCE_S = 0.5
 
 

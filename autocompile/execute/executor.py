@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["Ended", "Ending", "Event", "Executor", "Job", "Stepped", "Told"]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -17,8 +17,6 @@ from autocompile.protocol.requests import Header, ProbeRequest, Request
 from autocompile.store.files import make_folder, not_for_all, write_json
 from autocompile.store.record import RunFolder
 
-__all__ = ["JobFactory", "adaptive_timeout_s", "is_held", "locked"]
-
 _LEAST_FREE_BYTES = 256 * 2**20  # of disk: less, and the next compile may not fit
 _ENOUGH_SEEN = 3
 _TOTAL = 3.0  # times the longest stay in one step

@@ -25,8 +25,6 @@ from autocompile.execute.trees import kill_tree, pause, resume, tree_memory_byte
 from autocompile.protocol.events import ChannelError, EventName
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["LocalExecutor"]
-
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _MOST_THREADS = 32  # torch's own limit of compile workers
 _POLL_S = 0.5  # how often the memory of trials is read

@@ -10,16 +10,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = [
-    "available_memory_bytes",
-    "busy_cores",
-    "busy_gpu",
-    "default_jobs",
-    "most_memory_bytes",
-    "oom_kills",
-    "usable_cores",
-]
-
 _TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
 _FEW_JOBS = 4
 

@@ -27,8 +27,6 @@ from autocompile.execute.child import Child, Clock
 from autocompile.execute.executor import Job
 from autocompile.protocol.processes import MARKER
 
-__all__ = ["ForkServer", "ForkServerError", "Isolation", "ProcessStarter", "demand_torch"]
-
 Isolation = Literal["auto", "fork", "spawn"]
 
 _MODULE = "autocompile.trial.fork_server"

@@ -13,8 +13,6 @@ import psutil
 
 from autocompile.protocol.processes import MARKER, kill, parents
 
-__all__ = ["below", "kill_tree", "pause", "resume", "tree_memory_bytes"]
-
 _STILL = ("stopped", "tracing-stop")  # as psutil says it
 _DEAD = ("zombie", "dead")
 _PATIENCE_S = 10.0  # with a process in an uninterruptible system call

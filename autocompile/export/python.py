@@ -26,8 +26,6 @@ from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
 from autocompile.store.report import Report
 
-__all__ = ["code_of", "export", "having_form", "to_paste", "use_line"]
-
 IN_RLLIB = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
 
 _LONGEST = 200  # characters of a line to paste

@@ -18,8 +18,6 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
 from autocompile.store.report import Report
 
-__all__ = ["ACCELERATE_READ", "BACKENDS", "accelerate", "lightning", "rllib", "transformers"]
-
 ACCELERATE_READ = "1.15"
 """The version of accelerate that :data:`BACKENDS` was read from."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from autocompile.errors import ExportError
 
-__all__ = ["comment", "literal", "one_line", "program", "quoted"]
-
 _ASCII = {0xB1: "+-", 0xB7: "-", 0xD7: "x", 0x2013: "-", 0x2014: "-", 0x2192: "->"}
 
 

@@ -10,8 +10,6 @@ import json
 from enum import Enum
 from typing import Any
 
-__all__ = ["ChannelError", "EventName", "LineReader", "encode"]
-
 _VERSION = 1
 _LONGEST_LINE = 8 * 2**20
 

@@ -12,17 +12,6 @@ import signal
 import time
 from collections.abc import Iterable
 
-__all__ = [
-    "MARKER",
-    "adopt_orphans",
-    "children",
-    "die_with_parent",
-    "end_descendants",
-    "keep_others_from_writing",
-    "kill",
-    "parents",
-]
-
 MARKER = "AUTOCOMPILE_TRIAL"
 """Environment variable by which programs that a trial started are known, in whatever session.
 

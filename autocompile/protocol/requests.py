@@ -19,27 +19,6 @@ from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.store.reading import demand_schema, known, of_fields, plain
 from autocompile.store.record import Outcome, Record, Step
 
-__all__ = [
-    "AlgorithmRequest",
-    "AlgorithmResult",
-    "ExportedCode",
-    "Header",
-    "Kind",
-    "ProbeRequest",
-    "ProbeResult",
-    "RaceRequest",
-    "RaceResult",
-    "Request",
-    "SaveRequest",
-    "SaveResult",
-    "Side",
-    "TaskResult",
-    "TimingLimits",
-    "TrialRequest",
-    "parse_request",
-    "read_request",
-]
-
 SCHEMA = 1
 """Version of a request. 1: the first; it is not in the requests of older versions."""
 

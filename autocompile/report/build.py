@@ -39,8 +39,6 @@ from autocompile.store.report import (
     Trial,
 )
 
-__all__ = ["advice", "build_report", "state_of"]
-
 _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
     "--tolerance accepts it and settings like it"

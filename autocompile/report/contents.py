@@ -14,8 +14,6 @@ from autocompile.store import runs
 from autocompile.store.record import Outcome
 from autocompile.store.report import Best, PhaseResult, Report, Trial
 
-__all__ = ["METHOD", "RACED", "RULE", "checks", "document", "figures", "same_as", "trial_tables"]
-
 METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
     " cancels; the speed-up in a process is the median of their ratios."

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Document", "Line", "Section", "Span", "Table", "Text", "spans"]
-
 
 @dataclass(frozen=True)
 class Span:

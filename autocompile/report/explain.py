@@ -15,8 +15,6 @@ from autocompile.report.text import many
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Record
 
-__all__ = ["obstacles", "why"]
-
 _LIBRARY = re.compile(
     r"conv|mm$|^addm|matmul|linear|scaled_dot_product|attention|lstm|gru|_rnn|mkldnn|onednn|cudnn"
 )

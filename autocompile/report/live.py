@@ -25,8 +25,6 @@ from autocompile.report.contents import same_as
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.store.record import Outcome, Record, Step
 
-__all__ = ["LiveProgress", "PlainProgress", "progress"]
-
 Json = Mapping[str, Any]
 
 _LINES = 16

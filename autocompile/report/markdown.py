@@ -14,8 +14,6 @@ from autocompile.report.contents import document
 from autocompile.report.document import Document, Line, Section, Table, Text, spans
 from autocompile.store.report import Report
 
-__all__ = ["as_markdown", "to_markdown"]
-
 # An underscore between letters or digits is no emphasis, so names stay readable in the source.
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 

@@ -22,8 +22,6 @@ from autocompile.report.plots import WIDTH, of_phase
 from autocompile.store.record import Record
 from autocompile.store.report import Report
 
-__all__ = ["as_page", "to_html"]
-
 
 def to_html(
     report: Report,

@@ -18,8 +18,6 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 from autocompile.store.report import PhaseResult, Trial
 
-__all__ = ["WIDTH", "Plot", "finalists", "of_phase"]
-
 WIDTH = 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 10, 46
 _NAME = 62  # characters of a setting's name over a row

@@ -25,8 +25,6 @@ from autocompile.store.files import make_folder, write_json, write_text
 from autocompile.store.reading import plain
 from autocompile.store.report import PhaseResult, Report, Target
 
-__all__ = ["SCHEMA", "Comparison", "shown", "table", "write", "write_table"]
-
 SCHEMA = 1
 _EAGER = EAGER.to_dict()
 _LEGEND = (

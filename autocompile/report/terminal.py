@@ -18,8 +18,6 @@ from autocompile.report import text as show
 from autocompile.report.contents import document, trial_tables
 from autocompile.store.report import Report
 
-__all__ = ["Page", "render", "render_trials"]
-
 _INDENT = 10
 _PIPE = 120  # columns of a pipe: facts go to the next line from here on
 _WIDE = 100  # columns for every column of a table

@@ -17,8 +17,6 @@ from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
-__all__ = ["InTraining", "apply", "demand_this_interpreter"]
-
 Used = TypeVar("Used", bound=Callable[..., Any])
 
 

@@ -13,16 +13,6 @@ from torch.utils import _pytree as pytree
 
 from autocompile.settings.config import CompileConfig
 
-__all__ = [
-    "MODEL",
-    "PROCESS",
-    "backward_within",
-    "prepare_model",
-    "process_of",
-    "process_state",
-    "set_process",
-]
-
 
 def _lay_out(model: torch.nn.Module, value: str) -> None:
     # Of the weights of convolutions: a tensor without four dimensions stays as it is.

@@ -15,8 +15,6 @@ import torch
 from autocompile.errors import TargetError
 from autocompile.store.files import make_folder, write_bytes, write_text
 
-__all__ = ["carry", "load"]
-
 _FILE = '''"""A live model, written by autocompile.tune(model, inputs)."""
 
 import sys

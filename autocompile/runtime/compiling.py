@@ -17,8 +17,6 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
 
-__all__ = ["compile_function", "register_backend_of", "uses_cuda_graphs"]
-
 
 def register_backend_of(name: str) -> None:
     """Import the package that registers the backend, if there is one.

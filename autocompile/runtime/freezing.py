@@ -31,8 +31,6 @@ from autocompile.runtime.graphs import (
     with_own_code,
 )
 
-__all__ = ["Frozen"]
-
 
 class Frozen:
     """A function compiled with the current weights as constants. Thread-safe.

@@ -11,15 +11,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = [
-    "attributes_lifted",
-    "compiled",
-    "count_fused_steps",
-    "is_weight",
-    "stamp",
-    "with_own_code",
-]
-
 _counting = False
 
 

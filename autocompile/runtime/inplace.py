@@ -20,13 +20,6 @@ from autocompile.runtime.regions import regions_of
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 
-__all__ = [
-    "Compiled",
-    "apply_config",
-    "apply_to_optimizer",
-    "apply_to_phase",
-]
-
 Used = TypeVar("Used", bound=Callable[..., Any])
 
 _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["describe"]
-
 
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):

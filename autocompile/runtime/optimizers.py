@@ -15,8 +15,6 @@ import torch
 from autocompile.errors import UsageError
 from autocompile.settings.dimensions import OPTIMIZERS
 
-__all__ = ["implementations", "leave_out_implementation", "set_implementation"]
-
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet.

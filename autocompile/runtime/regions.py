@@ -16,8 +16,6 @@ import torch
 
 from autocompile.runtime.graphs import compiled, with_own_code
 
-__all__ = ["Regions", "regions_of"]
-
 # They hold modules and are never called.
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
 _names = (f"block_{number}" for number in itertools.count())

@@ -26,8 +26,6 @@ import torch
 from autocompile.runtime.machine import describe
 from autocompile.settings.tuned import Tuned
 
-__all__ = ["load", "save", "without_headers"]
-
 _ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
 _LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")  # built, below Inductor's cache folder
 _MADE_FOR = ("torch", "python", "device_name", "cpu_capability")  # torch's own keys hold the rest

@@ -21,8 +21,6 @@ from threadpoolctl import ThreadpoolController
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.phases import phase_of
 
-__all__ = ["Effects", "Prior", "costs_of", "expected_gain", "prior_of"]
-
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
 _FIELDS |= {"inductor triton.cudagraphs": 0.15, "inductor max_autotune": 0.1, "inductor mode": 0.1}

@@ -15,8 +15,6 @@ from typing import Any
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.progress import Progress
 
-__all__ = ["Budget", "Jobs", "put_first_log_aside", "run_job", "without_interrupts"]
-
 _GLANCE_S = 0.25  # maximum delay until Ctrl-C is handled
 _TICK_S = 1.0
 _FOR_RACES = 0.4  # largest share reserved for races

@@ -26,8 +26,6 @@ from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
 from autocompile.store.sources import sources_of
 
-__all__ = ["demand_sense", "described", "opened", "probe", "probe_all", "resolved"]
-
 Found = Mapping[str, ProbeResult]
 
 _MORE = {

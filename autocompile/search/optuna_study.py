@@ -27,8 +27,6 @@ from autocompile.search.sampler import LEFT, ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
-__all__ = ["OptunaStudy", "demand_usable", "without_password"]
-
 _TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
 # Of PostgreSQL's client: seconds to connect, and ms after which a server that is gone is given up.
 _PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 10_000}

@@ -27,8 +27,6 @@ from autocompile.search.study import Study
 from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
-__all__ = ["Race"]
-
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
 _SHARE = 0.5  # of a trial's memory: finalists that need more together have processes of their own
 _WARM = (

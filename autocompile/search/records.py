@@ -14,8 +14,6 @@ from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.dimensions import DIMENSIONS
 from autocompile.store.record import Outcome, Record, Step
 
-__all__ = ["answer", "known_codes", "of_twin", "side_records", "to_record"]
-
 Known = Mapping[Setting, Record]
 
 # Measured in studies/dimensions: 4 to 17 µs.

@@ -25,8 +25,6 @@ from optuna.trial import FrozenTrial, TrialState
 from autocompile.search.effects import Effects, Prior, expected_gain
 from autocompile.settings.config import DEFAULT_INDUCTOR, Setting, choices
 
-__all__ = ["SAMPLERS", "FiniteSampler", "ListedSampler", "PortfolioSampler", "make_sampler"]
-
 _INNER: Mapping[str, Callable[..., BaseSampler]] = {
     "tpe": functools.partial(optuna.samplers.TPESampler, multivariate=True),
     "random": optuna.samplers.RandomSampler,

@@ -24,8 +24,6 @@ from autocompile.search.sampler import Company, ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
 
-__all__ = ["Study"]
-
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
 _SURE = 0.85  # share of the time left that a trial may be expected to take

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["BACKENDS", "DEFAULT_BACKENDS", "DENIED", "Backend", "OptionValue", "own_options"]
-
 OptionValue = bool | int | float | str | None
 
 

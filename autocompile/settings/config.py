@@ -22,7 +22,6 @@ from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP,
 if TYPE_CHECKING:
     from autocompile.store.record import Record
 
-__all__ = ["DEFAULT_INDUCTOR", "EAGER", "Cell", "CompileConfig", "Setting", "choices"]
 
 # What each mode turns on (torch._inductor.list_mode_options): options by another name.
 _GRAPHS = ("triton.cudagraphs", True)

@@ -15,7 +15,6 @@ from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
 
-__all__ = ["DIMENSIONS", "GUARD_FILTERS", "OPTIMIZERS", "SEARCHED", "Dimension", "Place", "why_not"]
 
 OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
     "default": {},  # as the target made it

@@ -20,7 +20,6 @@ from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER
 if TYPE_CHECKING:
     from autocompile.store.report import PhaseResult, Report
 
-__all__ = ["FINGERPRINT", "SCHEMA", "Choice", "Tuned", "TunedSet", "unlike"]
 
 SCHEMA = 1
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")

@@ -18,8 +18,6 @@ from autocompile.settings.tuned import Tuned
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target, split_spec
 
-__all__ = ["EFFORTS", "Plan", "asked_for", "budget_of", "environments", "limits_of", "target_spec"]
-
 EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
 """Seconds of a run; None: to the end of the list of settings."""
 OBJECTIVES = ("throughput", "latency")

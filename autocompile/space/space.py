@@ -31,16 +31,6 @@ from autocompile.store.record import Outcome, Record
 if TYPE_CHECKING:
     from autocompile.space.plan import Plan
 
-__all__ = [
-    "DEFAULT_BATCH_SIZES",
-    "SearchSpace",
-    "Space",
-    "build_space",
-    "calls_between_updates",
-    "demand_known",
-    "first_sizes",
-    "spaces_of",
-]
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)

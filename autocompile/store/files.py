@@ -12,17 +12,6 @@ from typing import Any
 
 from autocompile.errors import RunError
 
-__all__ = [
-    "hold",
-    "is_forgotten",
-    "is_ours",
-    "make_folder",
-    "not_for_all",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
-
 _YOUNG_S = 60.0  # a folder is held only a moment after it is made
 
 

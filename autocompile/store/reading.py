@@ -14,8 +14,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from autocompile import __version__
 from autocompile.errors import RunError
 
-__all__ = ["demand_schema", "known", "made", "notice", "of_fields", "plain"]
-
 _hints = functools.cache(get_type_hints)
 
 

@@ -24,8 +24,6 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_json
 from autocompile.store.reading import demand_schema, known, of_fields, plain
 
-__all__ = ["AT_WORK", "EXPORTED", "SCHEMA", "Measurement", "Outcome", "Record", "RunFolder", "Step"]
-
 AT_WORK = "at_work"
 """File in a race's folder: the number of the trial whose setting is running, or -1."""
 

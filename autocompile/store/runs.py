@@ -15,22 +15,6 @@ from typing import Any
 from autocompile.errors import RunError
 from autocompile.store.record import RunFolder
 
-__all__ = [
-    "every",
-    "find",
-    "is_same_target",
-    "latest_of",
-    "latest_on_cluster",
-    "name_of",
-    "new_folder",
-    "resuming",
-    "short_name",
-    "shown",
-    "split_spec",
-    "tuning",
-    "under",
-]
-
 under = Path("runs")
 """Folder of all runs, below the current folder."""
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from autocompile.store.runs import split_spec
 
-__all__ = ["Sources", "sources_of"]
-
 
 @dataclass(frozen=True)
 class Sources:

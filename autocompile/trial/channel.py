@@ -19,8 +19,6 @@ from autocompile.protocol.requests import TaskResult
 from autocompile.store.reading import plain
 from autocompile.store.record import Outcome, Record, Step
 
-__all__ = ["Channel", "make_autotuning_exclusive"]
-
 # Modules of torch._inductor, and how the methods of their classes begin that time kernels.
 _TIMING = {
     "runtime.benchmarking": "benchmark",

@@ -16,8 +16,6 @@ from autocompile.protocol.requests import TaskResult
 from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.measure.telemetry import dynamo_facts
 
-__all__ = ["Failed", "note_failure", "only_logged", "outcome_of", "where_in"]
-
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _MISSING = (ImportError, FileNotFoundError)
 _REFUSED = re.compile(

@@ -19,8 +19,6 @@ from typing import Any, NoReturn
 from autocompile.protocol import processes
 from autocompile.protocol.events import EventName, encode
 
-__all__ = ["guard"]
-
 
 def _end_with_parent(signum: int, frame: Any) -> NoReturn:
     processes.end_descendants()

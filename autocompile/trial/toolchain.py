@@ -20,8 +20,6 @@ from pathlib import Path
 
 from autocompile.protocol.processes import die_with_parent
 
-__all__ = ["compile_a_little", "prepare", "start"]
-
 
 def start(place: Path) -> int:
     """Begin to make the folder that every compiler cache of the run starts with a copy of.

@@ -21,8 +21,6 @@ from autocompile.trial.tasks.race import race
 from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
 
-__all__ = ["run"]
-
 _Task = Callable[[Any, Channel, Any], None]
 _TASKS: dict[
     type[requests.Request], tuple[_Task, Callable[[Any], requests.TaskResult | Record]]

@@ -27,8 +27,6 @@ from torch.utils import _pytree as pytree
 from autocompile.errors import first_words
 from autocompile.runtime.graphs import attributes_lifted, count_fused_steps, is_weight, stamp
 
-__all__ = ["Args", "Exported", "Session", "Unsupported", "compile_graph"]
-
 Graph = torch.fx.GraphModule
 Args = Sequence[Any]
 Compiled = Callable[..., Any]

@@ -19,8 +19,6 @@ from autocompile.runtime.backends.onnx import (
     compile_graph,
 )
 
-__all__ = ["onnxrt"]
-
 
 class OrtSession(Session):
     """A session of ONNX Runtime, on a CPU or on a CUDA device."""

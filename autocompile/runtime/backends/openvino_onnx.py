@@ -21,8 +21,6 @@ from autocompile.runtime.backends.onnx import (
     compile_graph,
 )
 
-__all__ = ["openvino_onnx"]
-
 _TAKEN = (torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 _INT64, _BOOL = 7, 9  # of onnx.TensorProto

@@ -30,8 +30,6 @@ from autocompile.runtime.rllib.observations import connectors_of, made_up_batch
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner", "demand_usable", "warm_up"]
-
 _Actor: Any = object  # RLlib's class follows in the order of methods
 
 

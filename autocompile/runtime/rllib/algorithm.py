@@ -20,8 +20,6 @@ from autocompile.errors import UsageError
 from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, demand_usable
 from autocompile.settings.tuned import TunedSet
 
-__all__ = ["NotInEffect", "Tell", "default_runner", "tuned"]
-
 _ANSWER_S = 30.0  # timeout for the answer of a runner or learner
 _AGAIN_S = 10.0  # minimum time between two queries
 

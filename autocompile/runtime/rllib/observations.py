@@ -23,15 +23,6 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 
-__all__ = [
-    "MadeUpEnv",
-    "connectors_of",
-    "made_up_batch",
-    "module_spec",
-    "take_spaces",
-    "with_transitions",
-]
-
 _OWN_SPEC = "name an RLModuleSpec with the spaces that the module sees as the target"
 _OWN_INPUTS = "define get_inputs(batch_size) in the target file: it returns the batch dict"
 

@@ -14,8 +14,6 @@ from autocompile.errors import UsageError, first_line
 from autocompile.runtime.compiling import register_backend_of
 from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 
-__all__ = ["backends", "library_modules", "modes", "pick_device"]
-
 # Inductor options without effect on a device; modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
 

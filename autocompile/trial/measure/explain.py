@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autocompile.errors import first_line
 from autocompile.trial.measure.telemetry import loaded_code
 
-__all__ = ["Witness", "breaks_of", "operators"]
-
 _MOST = 12  # entries of each list in a record
 _WIDE = 200  # characters of a text from torch
 _SKIP = "skipping cudagraphs due to"

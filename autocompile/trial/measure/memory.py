@@ -15,15 +15,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = [
-    "CONTEXT_BYTES",
-    "freed_bytes",
-    "give_back",
-    "most_held_bytes",
-    "page_faults",
-    "peak_bytes",
-]
-
 CONTEXT_BYTES = 2**30
 """Of a GPU's memory, for CUDA itself and the libraries' workspaces."""
 

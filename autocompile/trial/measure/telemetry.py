@@ -20,19 +20,6 @@ from autocompile.protocol.processes import children
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
 
-__all__ = [
-    "DynamoFacts",
-    "compilations",
-    "drain",
-    "dynamo_facts",
-    "end_compile_workers",
-    "loaded_code",
-    "reset_dynamo",
-    "same_code_key",
-    "synchronizer",
-    "use_compile_workers",
-]
-
 # On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
 _AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
 

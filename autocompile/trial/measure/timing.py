@@ -37,19 +37,6 @@ from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
 from autocompile.trial.target.sides import Side
 
-__all__ = [
-    "FirstCalls",
-    "ReferenceWork",
-    "Rounds",
-    "Timed",
-    "block",
-    "fill",
-    "lead_of",
-    "no_garbage_collection",
-    "screen",
-    "side_by_side",
-]
-
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
 _LOOK_EVERY = 4  # rounds: a look after each would stop on noise more often
 _FEW = 3  # rounds of very long calls

@@ -27,8 +27,6 @@ from ray.rllib.utils.replay_buffers.replay_buffer import ReplayBuffer
 
 from autocompile.runtime.rllib.observations import MadeUpEnv
 
-__all__ = ["Updates", "minibatch", "seconds_of_update"]
-
 _FEW_ROWS = 8, 32  # two numbers, for what an update and what a row of it takes
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 

@@ -26,8 +26,6 @@ from autocompile.settings import phases
 from autocompile.store.runs import split_spec
 from autocompile.trial.target.target import Target, call_model
 
-__all__ = ["build", "home_of", "import_target"]
-
 _FEW = 2  # samples of a batch that is only looked at
 _BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 

@@ -27,8 +27,6 @@ from autocompile.settings.phases import (
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target.target import Target
 
-__all__ = ["from_object"]
-
 _LONGEST_UPDATE_S = 0.15  # a trial makes about a hundred
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["get_inputs", "get_model"]
-
 
 def get_model() -> torch.nn.Module:
     """Two linear layers with a ReLU between them."""

@@ -22,17 +22,6 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.verify.outputs import View, pieces
 
-__all__ = [
-    "Side",
-    "copies",
-    "copy_inputs",
-    "make_side",
-    "perturb",
-    "phases_of",
-    "random_states",
-    "training_step",
-]
-
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
 _PERTURBATION = 0.1

@@ -18,8 +18,6 @@ from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
 from autocompile.trial.verify.outputs import result_tensors
 
-__all__ = ["Target", "adam", "call_model", "seed_everything", "sum_of_floats"]
-
 _Inputs = Callable[[int | None], Any]
 
 

@@ -23,8 +23,6 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.measure.telemetry import synchronizer
 from autocompile.trial.target.load import import_target
 
-__all__ = ["compare", "compare_target"]
-
 _MOST_WARM_UPS = 50  # iterations: with a replay buffer, learning begins after many random steps
 
 

@@ -32,8 +32,6 @@ from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, tensors_by_path, without
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["described", "probe", "shapes_in"]
-
 _MOST_APART = 0.05  # from eager's own results: more is no noise
 _WARM_STEPS = 3  # of an optimizer: the first makes its state, the second finds it
 _BLOCK_S, _BLOCKS, _MAX_S = 0.01, 20, 2.0  # for timing one implementation of an optimizer

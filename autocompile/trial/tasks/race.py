@@ -40,8 +40,6 @@ from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["exported_side", "race"]
-
 _ENTRIES = 64  # of code compiled for one function: each side adds some
 _TRAIN_STEP = """
 def train_step():

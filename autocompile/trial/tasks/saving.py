@@ -22,8 +22,6 @@ from autocompile.trial.target.sides import make_side
 from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.steps import inputs_of, load
 
-__all__ = ["save"]
-
 _CALLS = 3  # an optimizer's first step makes its state, the next finds it
 
 

@@ -29,8 +29,6 @@ from autocompile.trial.verify.verifier import (
     demand_draws_by_seed,
 )
 
-__all__ = ["screen_setting", "try_schedule"]
-
 _TOO_LONG_S = 2.0  # a call of which nothing is counted
 _SCHEDULE_S = 5.0  # for trying changes of the learning rate; a while longer of the default
 _FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or more

@@ -24,8 +24,6 @@ from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view, refusal, tensors_by_path
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["Comparison", "inputs_of", "is_prepared", "load", "timed"]
-
 
 def load(request: Request, channel: Channel) -> Target:
     """Steps ``import`` and ``build``: the same weights in every process."""

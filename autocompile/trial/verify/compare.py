@@ -15,20 +15,6 @@ import torch
 
 from autocompile.trial.verify.outputs import View, flatten, pieces, without
 
-__all__ = [
-    "ALL",
-    "ELSEWHERE",
-    "MOST_ROUNDING",
-    "UNREFERENCED",
-    "Movement",
-    "compare",
-    "differences",
-    "largest",
-    "lengths",
-    "mismatch_scale",
-    "sizes",
-]
-
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4

@@ -20,8 +20,6 @@ from autocompile.trial.target.sides import Side, copies
 from autocompile.trial.verify.compare import UNREFERENCED
 from autocompile.trial.verify.outputs import pieces
 
-__all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
-
 # Of the length of an update. Fused Adam and AdamW differ from the loop by 4e-7 in float32 and by
 # 8e-3 in bfloat16, whose states are rounded too (torch 2.13, CPU); the rest is room for others.
 _TOLERANCE = 1e-4

@@ -18,22 +18,6 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = [
-    "Held",
-    "TypeName",
-    "View",
-    "copy_view",
-    "flatten",
-    "has_nan",
-    "has_tensor",
-    "opaque_types",
-    "pieces",
-    "refusal",
-    "result_tensors",
-    "tensors_by_path",
-    "without",
-]
-
 _LONGEST = 300  # characters of the error message of a user's check()
 _PIECE = 2**20  # elements
 _DEPTH = 5  # of nested objects, such as a cache of layers of tensors

@@ -10,8 +10,6 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["RoundOtherwise", "WideCasts"]
-
 _PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
 _SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
 # Operations that choose, move or make numbers and round none, without underscores at the ends.

@@ -71,8 +71,6 @@ from autocompile.trial.verify.outputs import (
 )
 from autocompile.trial.verify.rounding import RoundOtherwise, WideCasts
 
-__all__ = ["Verifier", "compare_with_eagers_draws", "demand_draws_by_seed"]
-
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 # Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
 _CALLS = 3
