@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autocompile.progress import Progress
     from autocompile.result import Result
     from autocompile.runtime.apply import apply
+    from autocompile.runtime.recording import record
     from autocompile.settings.config import CompileConfig
     from autocompile.space.space import SearchSpace
     from autocompile.store.record import Outcome, Record
@@ -45,6 +46,7 @@ __all__ = [
     "UsageError",
     "apply",
     "load",
+    "record",
     "tune",
 ]
 
@@ -59,6 +61,7 @@ _HOME = {
     "SearchSpace": "space.space",
     "apply": "runtime.apply",
     "load": "api",
+    "record": "runtime.recording",
     "tune": "api",
 }
 

@@ -20,6 +20,7 @@ import typer
 from autocompile.cli.checks import check, doctor, init, verify
 from autocompile.cli.options import Command, Group, Stopped
 from autocompile.cli.output import say
+from autocompile.cli.record import record
 from autocompile.cli.runs import export, list_runs, show
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
@@ -154,7 +155,7 @@ def _root(
 app.command(cls=WithDefaults)(tune)
 app.command(cls=Command)(show)
 app.command("list", cls=Command)(list_runs)
-for _command in (export, verify, check, doctor, init):
+for _command in (export, verify, check, doctor, init, record):
     app.command(cls=Command)(_command)
 
 

@@ -1,0 +1,165 @@
+"""Notes what a model is called with: ``autocompile.record``, and ``autocompile record`` by it.
+
+Noted are shapes, dtypes, devices and plain arguments, and of integers the least and the greatest
+value; nothing of what tensors hold, and no text that is longer than a name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.errors import UsageError
+from autocompile.store.calls import RecordedCalls, TensorShape
+from autocompile.store.reading import plain
+
+_LONGEST = 40  # characters of a text argument, which is a name then and no content
+_KEPT = 100_000  # calls, so that a server that runs for days stays small
+
+
+@dataclass
+class Recorder:
+    """The calls of one module."""
+
+    model: str
+    distinct: dict[str, int] = field(default_factory=dict)  # a call as JSON, and its number
+    order: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if len(self.order) < _KEPT:
+            call = {
+                "args": [_shape_of(value) for value in args],
+                "kwargs": {name: _shape_of(value) for name, value in kwargs.items()},
+            }
+            text = json.dumps(call, allow_nan=False)
+            self.order.append(self.distinct.setdefault(text, len(self.distinct)))
+
+    def write(self, path: Path) -> None:
+        """Write the file of calls.
+
+        Raises:
+            UsageError: there was no call, or the file cannot be written.
+        """
+        if not self.order:
+            raise UsageError(
+                f"no call of {self.model} was seen, so there is nothing to write to {path}",
+                hint="call the model itself, as in model(x), inside the context",
+            )
+        calls = RecordedCalls(self.model, tuple(map(json.loads, self.distinct)), tuple(self.order))
+        try:
+            calls.write(path)
+        except OSError as error:
+            raise UsageError(f"cannot write the calls to {path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def record(model: torch.nn.Module, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Note the calls of a module inside the context, and write them to a file at its end.
+
+    Args:
+        model: the module; calls of its ``forward`` count.
+        path: the file, for ``autocompile tune model.py --calls``.
+
+    Raises:
+        UsageError: there was no call, or the file cannot be written.
+    """
+    recorder = Recorder(_name_of(model))
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder.note(args, kwargs)
+
+    hook = model.register_forward_pre_hook(
+        torch.compiler.disable(note), prepend=True, with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
+        if recorder.order or sys.exc_info()[0] is None:  # an error of the user's own goes first
+            recorder.write(Path(path))
+
+
+def _name_of(model: torch.nn.Module) -> str:
+    return type(getattr(model, "_orig_mod", model)).__name__
+
+
+def _shape_of(value: Any) -> Any:
+    """The JSON of an argument without its contents."""
+    if isinstance(value, torch.Tensor):
+        low = high = None
+        is_whole = not value.is_floating_point() and not value.is_complex()
+        if is_whole and value.numel():
+            low, high = (int(x) for x in value.aminmax())
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": plain(TensorShape((*value.shape,), dtype, value.device.type, low, high))}
+    if type(value) is list:
+        return [_shape_of(each) for each in value]
+    if type(value) is tuple:
+        return {"tuple": [_shape_of(each) for each in value]}
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {"dict": {key: _shape_of(each) for key, each in value.items()}}
+    is_number = type(value) is float and math.isfinite(value)
+    is_name = type(value) is str and len(value) <= _LONGEST
+    if value is None or is_number or is_name or type(value) in (bool, int):
+        return value
+    return {"object": type(value).__name__}
+
+
+def _record_program(path: Path, argv: list[str]) -> None:
+    """Run a program as ``__main__`` and record the module that it spends most time in."""
+    recorders: dict[torch.nn.Module, Recorder] = {}
+    call: Callable[..., Any] = torch.nn.Module.__call__
+    inside = threading.local()
+
+    def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(inside, "is_module", False):
+            return call(module, *args, **kwargs)
+        recorder = recorders.setdefault(module, Recorder(_name_of(module)))
+        recorder.note(args, kwargs)
+        inside.is_module, began = True, time.perf_counter()
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            recorder.seconds += time.perf_counter() - began
+            inside.is_module = False
+
+    def finish() -> None:
+        if not recorders:
+            print(f"error: no call of an nn.Module was seen in {argv[0]}", file=sys.stderr)
+            os._exit(2)
+        ordered = sorted(recorders.values(), key=lambda r: -r.seconds)
+        ordered[0].write(path)
+        also = ", ".join(f"{r.model} ({len(r.order)})" for r in ordered[1:4])
+        print(
+            f"{len(ordered[0].order)} calls of {ordered[0].model}, {len(ordered[0].distinct)} "
+            f"kinds → {path}{f'; not written: {also}' if also else ''}",
+            file=sys.stderr,
+        )
+
+    torch.nn.Module.__call__ = called  # type: ignore[method-assign]
+    atexit.register(finish)  # also where the program ends by sys.exit
+    sys.argv = argv
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(argv[0]).resolve().parent)
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _record_program(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,112 @@
+"""A file of calls: what a model was called with, in order, as shapes and plain arguments.
+
+It is data and never code: inputs of these shapes are made from it, with values drawn at random.
+``autocompile.record`` writes it, ``autocompile tune --calls`` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import UsageError
+from autocompile.store.reading import demand_schema, made, plain
+
+SCHEMA = 1
+MOST = 256
+"""Calls that a workload takes; a few dozen stand for all."""
+_HOW = "with autocompile.record(model, 'calls.json'): ...   writes one"
+_NOT_ONE = "this is no file of calls"
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A tensor without its values.
+
+    Attributes:
+        dtype: its name in torch, such as ``float32``.
+        low, high: the least and the greatest value that were seen, of integers and booleans.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class RecordedCalls:
+    """The calls of one model.
+
+    Attributes:
+        model: the name of its class.
+        distinct: calls that differ in shapes or plain arguments, as ``{"args": [...], "kwargs":
+            {...}}``. A tensor is ``{"tensor": {...}}``, a tuple ``{"tuple": [...]}``, a dictionary
+            ``{"dict": {...}}``, and what no file can hold ``{"object": its class}``.
+        order: which of these each call was.
+    """
+
+    model: str
+    distinct: tuple[Mapping[str, Any], ...]
+    order: tuple[int, ...]
+
+    def write(self, path: Path) -> None:
+        data = {"schema": SCHEMA, **plain(self)}
+        path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", "utf-8")
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return (self.distinct[number] for number in self.order[:MOST])
+
+
+def read_calls(path: Path) -> RecordedCalls:
+    """Read a file of calls.
+
+    Raises:
+        UsageError: it is none, is damaged or of a newer version.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read the calls in {path}: {error.strerror}", hint=_HOW) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {_NOT_ONE}", str(error), hint=_HOW) from error
+    demand_schema(path, data, SCHEMA)
+    try:
+        calls = RecordedCalls(
+            made(str, data["model"], "model"),
+            made(tuple[dict[str, Any], ...], data["distinct"], "distinct"),
+            made(tuple[int, ...], data["order"], "order"),
+        )
+        if not calls.order or not all(0 <= n < len(calls.distinct) for n in calls.order):
+            raise ValueError("order names no call, or one that is not there")
+        for call in calls.distinct:
+            for each in (*call["args"], *call["kwargs"].values()):
+                _demand_value(each)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{path} is damaged: {_NOT_ONE} that can be read"
+        raise UsageError(what, f"{type(error).__name__}: {error}", hint=_HOW) from error
+    return calls
+
+
+def _demand_value(value: Any) -> None:
+    if isinstance(value, list):
+        for each in value:
+            _demand_value(each)
+    elif isinstance(value, dict):
+        ((kind, inner),) = value.items()
+        if kind == "tensor":
+            shape = made(TensorShape, inner, "tensor")
+            if any(size < 0 for size in shape.shape):
+                raise ValueError(f"a tensor of shape {shape.shape}")
+        elif kind == "tuple":
+            _demand_value(made(list[Any], inner, kind))
+        elif kind == "dict":
+            _demand_value(list(made(dict[str, Any], inner, kind).values()))
+        elif kind != "object":
+            raise ValueError(f"{kind!r} is no kind of value")
+    elif not isinstance(value, (str, int, float, type(None))):
+        raise ValueError(f"{value!r} is no value")

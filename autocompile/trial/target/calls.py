@@ -1,0 +1,195 @@
+"""A workload: the calls that one pass makes, in order, and inputs of other values or sizes for it.
+
+A target whose inputs have one shape is a workload of one call, whose inputs are not wrapped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.errors import TargetError, first_words
+from autocompile.store.calls import MOST, RecordedCalls
+from autocompile.trial.verify.outputs import tensors_by_path
+
+
+class Calls(tuple[Any, ...]):
+    """The inputs of each call of a pass, in order."""
+
+
+pytree.register_pytree_node(
+    Calls,
+    lambda calls: (list(calls), None),
+    lambda inputs, _: Calls(inputs),
+    serialized_type_name="autocompile.Calls",
+    flatten_with_keys_fn=lambda calls: (
+        [(pytree.SequenceKey(n), inputs) for n, inputs in enumerate(calls)],
+        None,
+    ),
+)
+
+
+def from_function(get_calls: Callable[[], Any], place: str) -> Calls:
+    """The first calls that a user's ``get_calls`` gives.
+
+    Raises:
+        TargetError: it gives none, or fails.
+    """
+    calls: list[Any] = []
+    try:
+        calls.extend(itertools.islice(get_calls(), MOST))
+    except Exception as error:
+        what = f"get_calls() of {place} fails at call {len(calls)}, counted from 0"
+        raise TargetError(what, first_words(error)) from error
+    if not calls:
+        raise TargetError(
+            f"get_calls() of {place} yields nothing",
+            hint="for length in (128, 37, 512): yield get_inputs(8, length)",
+        )
+    return Calls(calls)
+
+
+def from_file(recorded: RecordedCalls, device: torch.device) -> Calls:
+    """Inputs of the shapes in a file, with random values; integers within what was seen.
+
+    Raises:
+        TargetError: an argument that no file can hold.
+    """
+
+    def inputs(call: Mapping[str, Any]) -> Any:
+        args = [_value(x, f"argument {n}", device) for n, x in enumerate(call["args"])]
+        named = {name: _value(x, name, device) for name, x in call["kwargs"].items()}
+        return Arguments((tuple(args), named)) if args and named else named or tuple(args)
+
+    return Calls(map(inputs, recorded))
+
+
+class Arguments(tuple[Any, ...]):
+    """Positional and named arguments of one call."""
+
+
+pytree.register_pytree_node(
+    Arguments,
+    lambda both: (list(both), None),
+    lambda both, _: Arguments(both),
+    serialized_type_name="autocompile.Arguments",
+    flatten_with_keys_fn=lambda both: (
+        [(pytree.SequenceKey(n), part) for n, part in enumerate(both)],
+        None,
+    ),
+)
+
+
+def _value(recorded: Any, name: str, device: torch.device) -> Any:
+    if isinstance(recorded, list):
+        return [_value(each, name, device) for each in recorded]
+    if not isinstance(recorded, dict):
+        return recorded
+    ((kind, inner),) = recorded.items()
+    if kind == "tuple":
+        return tuple(_value(each, name, device) for each in inner)
+    if kind == "dict":
+        return {key: _value(each, f"{name}[{key!r}]", device) for key, each in inner.items()}
+    if kind == "object":
+        raise TargetError(
+            f"the file of calls cannot hold {name}, which is a {inner}",
+            hint="write get_calls(), which makes it",
+        )
+    dtype = getattr(torch, inner["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise TargetError(f"the file of calls has a tensor of dtype {inner['dtype']!r}")
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(inner["shape"], device=device).to(dtype)
+    low, high = inner.get("low") or 0, inner.get("high") or 0
+    return torch.randint(low, high + 1, inner["shape"], device=device).to(dtype)
+
+
+def other_values(first: Calls, other: Calls) -> Calls:
+    """Inputs of other values for the same shapes.
+
+    They are ``other`` where that has the shapes of ``first``; else, as where lengths are drawn at
+    random, those of ``first`` in another order within each tensor.
+    """
+    if [*map(shape_of, first)] == [*map(shape_of, other)]:
+        return other
+
+    def shuffled(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.numel() < 2:
+            return x
+        order = torch.randperm(x.numel(), device=x.device)
+        mixed = x.detach().reshape(-1)[order].reshape(x.shape)
+        return mixed.requires_grad_(x.requires_grad)
+
+    mixed: Calls = pytree.tree_map(shuffled, first)
+    return mixed
+
+
+def shape_of(inputs: Any) -> tuple[Any, ...]:
+    """What compiled code may depend on in inputs: shapes and dtypes by path, and plain numbers."""
+    leaves = pytree.tree_leaves(inputs)
+    plain = (x for x in leaves if isinstance(x, (bool, int, float, str)))
+    tensors = tensors_by_path(inputs).items()
+    return (*((path, *x.shape, str(x.dtype)) for path, x in tensors), *plain)
+
+
+def in_words(inputs: Any) -> str:
+    """The shapes of one call, such as ``8×128``; of its first tensors where there are many."""
+    shapes = ["×".join(map(str, x.shape)) or "()" for x in tensors_by_path(inputs).values()]
+    distinct = [*dict.fromkeys(shapes)]
+    return ", ".join(distinct[:3]) + (" …" if len(distinct) > 3 else "") or "no tensor"
+
+
+def kinds(calls: Sequence[Any]) -> list[list[int]]:
+    """The positions of calls that are alike, one list for each kind, in order of first use."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, inputs in enumerate(calls):
+        groups.setdefault(shape_of(inputs), []).append(number)
+    return list(groups.values())
+
+
+def between(calls: Sequence[Any]) -> Any | None:
+    """Inputs of a size that no call has: the largest call, shortened along the axes that differ.
+
+    Axes that have the same sizes in all calls as another are shortened with it. None where calls
+    differ in more than sizes, or no size between two of them is free.
+    """
+    tensors = [tensors_by_path(inputs) for inputs in calls]
+    if any({p: x.dim() for p, x in t.items()} != _dims(tensors[0]) for t in tensors):
+        return None
+    sizes: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for path, axis in _axes(tensors[0]):
+        seen = tuple(t[path].shape[axis] for t in tensors)
+        if len(set(seen)) > 1:
+            sizes.setdefault(seen, []).append((path, axis))
+    if not sizes:
+        return None
+    largest = max(range(len(calls)), key=lambda n: sum(x.numel() for x in tensors[n].values()))
+    shorter: dict[str, list[tuple[int, int]]] = {}
+    for seen, axes in sizes.items():
+        middle = (min(seen) + seen[largest]) // 2
+        free = [n for n in range(2, seen[largest]) if n not in seen]  # 0 and 1 are constants
+        if not free:
+            return None
+        size = min(free, key=lambda n: abs(n - middle))
+        for path, axis in axes:
+            shorter.setdefault(path, []).append((axis, size))
+    paths = {id(x): path for path, x in tensors[largest].items()}
+
+    def shortened(x: Any) -> Any:
+        for axis, size in shorter.get(paths.get(id(x), ""), ()):
+            x = x.narrow(axis, 0, size)
+        return x.detach().clone().requires_grad_(x.requires_grad) if id(x) in paths else x
+
+    return pytree.tree_map(shortened, calls[largest])
+
+
+def _dims(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    return {path: x.dim() for path, x in tensors.items()}
+
+
+def _axes(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, int]]:
+    return ((path, axis) for path, x in tensors.items() for axis in range(x.dim()))
