@@ -82,9 +82,8 @@ def record(model: torch.nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder.note(args, kwargs)
 
-    hook = model.register_forward_pre_hook(
-        torch.compiler.disable(note), prepend=True, with_kwargs=True
-    )
+    hidden: Any = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
+    hook = model.register_forward_pre_hook(hidden, prepend=True, with_kwargs=True)
     try:
         yield
     finally:

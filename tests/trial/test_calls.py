@@ -13,8 +13,6 @@ from autocompile.store.calls import MOST, RecordedCalls
 from autocompile.trial.target import calls
 from autocompile.trial.target.calls import Calls
 
-CPU = torch.device("cpu")
-
 
 def inputs(rows: int, length: int) -> dict[str, torch.Tensor]:
     return {"ids": torch.randint(0, 9, (rows, length)), "mask": torch.ones(rows, length)}
@@ -46,7 +44,7 @@ def test_a_file_gives_its_shapes_and_integers_within_what_was_seen() -> None:
     ids = {"tensor": {"shape": [64, 3], "dtype": "int32", "low": 4, "high": 6}}
     x = {"tensor": {"shape": [2], "dtype": "bfloat16"}}
     call = {"args": [ids, {"tuple": [x, 3]}], "kwargs": {}}
-    (made,) = calls.from_file(RecordedCalls("Net", (call,), (0,)), CPU)
+    (made,) = calls.from_file(RecordedCalls("Net", (call,), (0,)))
     assert made[0].shape == (64, 3)
     assert made[0].dtype == torch.int32
     assert set(made[0].unique().tolist()) == {4, 5, 6}
@@ -58,7 +56,7 @@ def test_a_file_gives_its_shapes_and_integers_within_what_was_seen() -> None:
 def test_what_a_file_cannot_hold_is_one_paragraph(value: Any) -> None:
     call = {"args": [value], "kwargs": {}}
     with pytest.raises(TargetError, match="the file of calls"):
-        calls.from_file(RecordedCalls("Net", (call,), (0,)), CPU)
+        calls.from_file(RecordedCalls("Net", (call,), (0,)))
 
 
 def test_other_values_keep_the_shapes() -> None:

@@ -53,7 +53,22 @@ def from_function(get_calls: Callable[[], Any], place: str) -> Calls:
     return Calls(calls)
 
 
-def from_file(recorded: RecordedCalls, device: torch.device) -> Calls:
+def first_call(inputs: Any) -> Any:
+    """The inputs of one call: the first of several."""
+    return inputs[0] if isinstance(inputs, Calls) else inputs
+
+
+def each_call(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A user's ``check`` of the outputs of one call, for those of all calls."""
+
+    def check_all(expected: Any, actual: Any) -> Any:
+        answers = [check(*pair) for pair in zip(expected, actual, strict=True)]
+        return next((answer for answer in answers if answer is not None and not answer), None)
+
+    return check_all
+
+
+def from_file(recorded: RecordedCalls) -> Calls:
     """Inputs of the shapes in a file, with random values; integers within what was seen.
 
     Raises:
@@ -61,8 +76,8 @@ def from_file(recorded: RecordedCalls, device: torch.device) -> Calls:
     """
 
     def inputs(call: Mapping[str, Any]) -> Any:
-        args = [_value(x, f"argument {n}", device) for n, x in enumerate(call["args"])]
-        named = {name: _value(x, name, device) for name, x in call["kwargs"].items()}
+        args = [_value(x, f"argument {n}") for n, x in enumerate(call["args"])]
+        named = {name: _value(x, name) for name, x in call["kwargs"].items()}
         return Arguments((tuple(args), named)) if args and named else named or tuple(args)
 
     return Calls(map(inputs, recorded))
@@ -84,16 +99,16 @@ pytree.register_pytree_node(
 )
 
 
-def _value(recorded: Any, name: str, device: torch.device) -> Any:
+def _value(recorded: Any, name: str) -> Any:
     if isinstance(recorded, list):
-        return [_value(each, name, device) for each in recorded]
+        return [_value(each, name) for each in recorded]
     if not isinstance(recorded, dict):
         return recorded
     ((kind, inner),) = recorded.items()
     if kind == "tuple":
-        return tuple(_value(each, name, device) for each in inner)
+        return tuple(_value(each, name) for each in inner)
     if kind == "dict":
-        return {key: _value(each, f"{name}[{key!r}]", device) for key, each in inner.items()}
+        return {key: _value(each, f"{name}[{key!r}]") for key, each in inner.items()}
     if kind == "object":
         raise TargetError(
             f"the file of calls cannot hold {name}, which is a {inner}",
@@ -103,9 +118,9 @@ def _value(recorded: Any, name: str, device: torch.device) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise TargetError(f"the file of calls has a tensor of dtype {inner['dtype']!r}")
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(inner["shape"], device=device).to(dtype)
+        return torch.randn(inner["shape"]).to(dtype)
     low, high = inner.get("low") or 0, inner.get("high") or 0
-    return torch.randint(low, high + 1, inner["shape"], device=device).to(dtype)
+    return torch.randint(low, high + 1, inner["shape"]).to(dtype)
 
 
 def other_values(first: Calls, other: Calls) -> Calls:

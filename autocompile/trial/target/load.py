@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -23,11 +24,13 @@ from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
+from autocompile.store.calls import RecordedCalls
 from autocompile.store.runs import split_spec
+from autocompile.trial.target.calls import each_call, first_call, from_file, from_function
 from autocompile.trial.target.target import Target, call_model
 
 _FEW = 2  # samples of a batch that is only looked at
-_BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
+_BESIDE = ("get_calls", "get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 
 
 def home_of(spec: str) -> Path:
@@ -54,15 +57,27 @@ def import_target(spec: str) -> ModuleType:
     return module
 
 
-def build(spec: str, module: ModuleType) -> Target:
-    """Build the target's model; call :func:`seed_everything` first for reproducible weights."""
+def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> Target:
+    """Build the target's model; call :func:`seed_everything` first for reproducible weights.
+
+    Args:
+        calls: what the model is called with, from a file; else the target's functions say it.
+    """
     place, name = split_spec(spec)
+    if calls is not None:
+        module.get_calls = functools.partial(from_file, calls)  # type: ignore[attr-defined]
     if not name:
         target = _from_module(module, place)
     elif hasattr(module, name):
         target = _from_object(getattr(module, name), module, spec)
     else:
         raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
+    if calls is not None and calls.model != type(target.model).__name__:
+        raise TargetError(
+            f"the file of calls is of another model: it names {calls.model}",
+            f"{spec} is a {type(target.model).__name__}",
+            hint="autocompile record -- python PROGRAM   (of this model)",
+        )
     _demand_eager(target.model, place)
     _fill_lazy(target)
     target.rebuild = lambda: build(spec, module).model
@@ -94,7 +109,7 @@ def _fill_lazy(target: Target) -> None:
         return
     was_training = [part.training for part in target.model.modules()]
     with torch.no_grad():
-        call_model(target.model.eval(), target.make_inputs(_FEW))
+        call_model(target.model.eval(), first_call(target.make_inputs(_FEW)))
     for part, training in zip(target.model.modules(), was_training, strict=True):
         part.training = training
 
@@ -168,7 +183,8 @@ def _why_not_callable(function: Any, *args: Any) -> str:
 
 def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target:
     example = getattr(model, "example_input_array", None)  # of Lightning
-    if example is None and not hasattr(module, "get_inputs"):
+    gives_inputs = hasattr(module, "get_inputs") or hasattr(module, "get_calls")
+    if example is None and not gives_inputs:
         raise TargetError(
             f"{spec} has no get_inputs(batch_size) next to it",
             "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
@@ -188,6 +204,16 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         for phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP):
             target.phase_inputs.pop(phase, None)
         target.choices["inputs"] = "get_inputs() of the target"
+    if hasattr(module, "get_calls"):
+        if target.is_rl:
+            what = (
+                "get_calls() is for a plain model: RLlib's config says how its modules are called"
+            )
+            raise TargetError(what)
+        get_calls, target.fixed_batch = module.get_calls, True
+        target.make_inputs = lambda _: from_function(get_calls, str(module.__name__))
+        is_file = isinstance(get_calls, functools.partial)
+        target.choices["inputs"] = "the file of calls" if is_file else "get_calls() of the target"
     if hasattr(module, "get_optimizer"):
         target.make_optimizer = module.get_optimizer
         target.choices["optimizer"] = "get_optimizer() of the target"
@@ -195,7 +221,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         target.loss = module.get_loss
         target.choices["loss"] = "get_loss() of the target"
     if hasattr(module, "check") and not _why_not_callable(module.check, None, None):
-        target.check = module.check
+        target.check = each_call(module.check) if hasattr(module, "get_calls") else module.check
         target.choices["comparison"] = "check() of the target"
     elif hasattr(module, "check") and hasattr(module, "get_model"):  # else it is unrelated
         raise TargetError("the target's check() cannot be called as check(expected, actual)")

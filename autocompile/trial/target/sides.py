@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import random
@@ -19,8 +20,9 @@ from autocompile.runtime.applying import prepare_model, process_of
 from autocompile.runtime.inplace import apply_config
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.trial.target.calls import Calls
 from autocompile.trial.target.target import Target, call_model
-from autocompile.trial.verify.outputs import View, pieces
+from autocompile.trial.verify.outputs import View, copy_view, pieces
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
@@ -34,7 +36,10 @@ class Side:
     """One copy of the model with the call of a phase, eager or compiled.
 
     Attributes:
-        call: the timed unit; reads ``inputs`` each time.
+        inputs: of one call, or :class:`Calls`.
+        unit: what is done with the inputs of one call.
+        call: what is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
+        is_timed: whether a pass of several calls drops their results, as a loop would.
         view: turns the result of ``call`` into the view that is compared with the other side.
         held: returns the tensors that calls change.
         parameters: what the optimizers train, by name.
@@ -48,7 +53,8 @@ class Side:
     grad: bool
     inputs: Any = None
     config: CompileConfig = EAGER
-    call: Callable[[], Any] = lambda: None
+    unit: Callable[[Any], Any] = lambda inputs: None
+    is_timed: bool = False
     view: Callable[[Any], View] = lambda output: {"outputs": output}
     held: Callable[[], Any] = lambda: None
     optimizers: list[Any] = field(default_factory=list)
@@ -57,6 +63,19 @@ class Side:
     forget: Callable[[], None] = lambda: None
     process: Mapping[str, Any] = field(default_factory=dict)
     kept: tuple[list[torch.Tensor], list[dict[str, Any]]] = ([], [])
+
+    def __post_init__(self) -> None:
+        self.call: Callable[[], Any] = self._pass
+
+    def _pass(self) -> Any:
+        if not isinstance(self.inputs, Calls):
+            return self.unit(self.inputs)
+        results = []
+        for inputs in self.inputs:
+            result = self.unit(inputs)
+            if not self.is_timed:  # copied, since the next call of a CUDA graph overwrites it
+                results.append(copy_view({"": result})[""])
+        return results
 
     @property
     def is_eager(self) -> bool:
@@ -217,10 +236,10 @@ def make_side(
     if phase == phases.FORWARD:
         model.eval()
         apply_config(model, phase, config)
-        side.call = lambda: call_model(model, side.inputs)
+        side.unit = functools.partial(call_model, model)
     elif phases.PHASES[phase].is_forward:
         apply_config(model, phase, config)
-        side.call = _rl_call(side, phase)
+        side.unit = _rl_call(side, phase)
         if phase == phases.FORWARD_TRAIN:
             side.view = lambda output: _with_gradients(target, side, output)
     elif phase == phases.LEARNER_UPDATE:
@@ -231,12 +250,12 @@ def make_side(
             _make_gradients(model)
         optimizer = target.make_optimizer(model)
         side.optimizers = [optimizer]
-        step: Callable[[], Any] = lambda: optimizer.step()  # noqa: E731
+        step: Callable[[Any], Any] = lambda _: optimizer.step()  # noqa: E731
         if phase == phases.TRAIN_STEP:
-            step = training_step(target, model.train(), optimizer, lambda: side.inputs)
+            step = training_step(target, model.train(), optimizer)
         is_whole = config.scope == "step"
         applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
-        side.call = applied if is_whole else step
+        side.unit = applied if is_whole else step
         # Without those that nothing steps, whose gradients add up as the user's own code has it.
         steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in _parameters(model).items() if id(p) in steps}
@@ -246,18 +265,18 @@ def make_side(
     return side
 
 
-def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
+def _rl_call(side: Side, phase: str) -> Callable[[Any], Any]:
     """The call that env runners and learners make; exploration gets the step count ``t``."""
     method = getattr(side.model, phase)
     beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
     takes_steps = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
     if phase != phases.FORWARD_EXPLORATION or not takes_steps:
-        return lambda: method(dict(side.inputs))  # a module may take things out of its batch
+        return lambda inputs: method(dict(inputs))  # a module may take things out of its batch
     side.steps["t"] = _FIRST_STEP
 
-    def explore() -> Any:
+    def explore(inputs: Any) -> Any:
         side.steps["t"] += 1
-        return method(dict(side.inputs), t=side.steps["t"])
+        return method(dict(inputs), t=side.steps["t"])
 
     return explore
 
@@ -313,16 +332,13 @@ def _make_gradients(model: torch.nn.Module) -> None:
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
 
 
-def training_step(
-    target: Target, model: Any, optimizer: Any, inputs: Callable[[], Any]
-) -> Callable[[], torch.Tensor]:
+def training_step(target: Target, model: Any, optimizer: Any) -> Callable[[Any], torch.Tensor]:
     """Forward, loss, backward and optimizer step, as people write it."""
 
-    def step() -> torch.Tensor:
+    def step(inputs: Any) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        given = inputs()
-        output = model.forward_train(given) if target.is_rl else call_model(model, given)
-        loss = target.loss(output, given)
+        output = model.forward_train(inputs) if target.is_rl else call_model(model, inputs)
+        loss = target.loss(output, inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
@@ -335,6 +351,6 @@ def _make_learner_update(target: Target, side: Side) -> None:
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers
     apply_config(side.model, phases.LEARNER_UPDATE, side.config, side.optimizers)
-    side.call = lambda: updates.update(side.inputs)
+    side.unit = updates.update
     side.forget = updates.forget_metrics
     _compare_training(side, updates.parameters)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
+from autocompile.trial.target.calls import Arguments, Calls
 from autocompile.trial.verify.outputs import result_tensors
 
 _Inputs = Callable[[int | None], Any]
@@ -121,8 +122,14 @@ class Target:
         return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
-        """One batch on the device; a mapping that the model takes by name comes as a dict."""
+        """One batch on the device, or :class:`Calls` of them."""
         made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)
+        if isinstance(made, Calls):
+            return Calls(self._prepared(phase, inputs) for inputs in made)
+        return self._prepared(phase, made)
+
+    def _prepared(self, phase: str, made: Any) -> Any:
+        """Inputs on the device; a mapping that the model takes by name comes as a dict."""
         if isinstance(made, Mapping) and not isinstance(made, dict):
             with contextlib.suppress(TypeError):  # the model takes it whole
                 inspect.signature(self.model_of(phase).forward).bind(**made)
@@ -156,7 +163,9 @@ def seed_everything(seed: int) -> None:
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call a module with the result of ``get_inputs``."""
+    """Call a module with the result of ``get_inputs``, or of one call."""
+    if isinstance(inputs, Arguments):
+        return model(*inputs[0], **inputs[1])
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):

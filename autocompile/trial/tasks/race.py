@@ -42,9 +42,9 @@ from autocompile.trial.verify.verifier import Verifier
 
 _ENTRIES = 64  # of code compiled for one function: each side adds some
 _TRAIN_STEP = """
-def train_step():
+def train_step(inputs):
     optimizer.zero_grad(set_to_none=True)
-    value = loss(forward(model, side.inputs), side.inputs)
+    value = loss(forward(model, inputs), inputs)
     value.backward()
     optimizer.step()
     return value.detach()
@@ -241,9 +241,10 @@ def exported_side(
     side.process = {**side.process, **changed}
     side.optimizers = [o for o in (names["optimizer"],) if o is not None]
     if phase == FORWARD:
-        side.call = lambda: call_model(names["model"], side.inputs)
+        side.unit = lambda inputs: call_model(names["model"], inputs)
     elif phase == TRAIN_STEP:
-        side.call = names[TRAIN_STEP]
+        side.unit = names[TRAIN_STEP]
     elif phase == OPTIMIZER_STEP:
-        side.call = names.get("step") or (lambda: names["optimizer"].step())
+        step = names.get("step") or (lambda: names["optimizer"].step())
+        side.unit = lambda _: step()
     return side

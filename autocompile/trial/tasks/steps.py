@@ -17,6 +17,7 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.measure.timing import Timed
+from autocompile.trial.target.calls import Calls, other_values
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side
 from autocompile.trial.target.target import Target, seed_everything
@@ -52,7 +53,10 @@ def inputs_of(target: Target, phase: str, batch_size: int | None, seed: int, dra
     if not phase_of(phase).has_batch_size:
         return None
     seed_everything(seed + 1000 * (draw + 1))
-    return target.inputs(phase, batch_size)
+    inputs = target.inputs(phase, batch_size)
+    if draw and isinstance(inputs, Calls):
+        return other_values(inputs_of(target, phase, batch_size, seed), inputs)
+    return inputs
 
 
 class Comparison:
@@ -145,11 +149,14 @@ def timed(side: Side) -> Timed:
 
     @contextlib.contextmanager
     def counted() -> Iterator[None]:
-        before = telemetry.compilations()
-        with side.context():
-            yield
-        if telemetry.compilations() != before:
+        before, side.is_timed = telemetry.compilations(), True
+        try:
+            with side.context():
+                yield
+        finally:
+            side.is_timed = False
+        if not side.is_eager and telemetry.compilations() != before:
             reasons = telemetry.dynamo_facts().recompile_reasons
             raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
-    return Timed(side.call, side.restore, side.context if side.is_eager else counted)
+    return Timed(side.call, side.restore, counted)
