@@ -1,0 +1,83 @@
+"""Reasons of recompiles in plain words, of real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autocompile.trial.measure import telemetry
+from autocompile.trial.measure.recompiles import in_words
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def scaled(x: torch.Tensor, by: Any) -> torch.Tensor:
+    return x * by
+
+
+def named(values: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum(values.values(), torch.zeros(2))
+
+
+def summed(xs: list[torch.Tensor]) -> torch.Tensor:
+    return sum(xs, torch.zeros(2))
+
+
+X = torch.ones(2)
+CASES: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]], str]] = {
+    "size": (lambda: scaled, [(torch.ones(3), 1), (torch.ones(4), 1)], "axis 0 of x has size 3"),
+    "dtype": (lambda: scaled, [(X, 1), (X.double(), 1)], "x is float, then double"),
+    "attribute": (Counts, [(X,), (X,)], "self.calls changes"),
+    "argument": (lambda: scaled, [(X, 0.5), (X, 0.7)], "the number by changes"),
+    "length": (lambda: summed, [([X],), ([X, X],)], "xs has another length than 1"),
+    "key": (lambda: named, [({"a": X},), ({"b": X},)], "another text or key than 'a'"),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    telemetry.reset_dynamo("eager")
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_reason_is_named(case: str) -> None:
+    make, calls, words = CASES[case]
+    compiled = torch.compile(make(), backend="eager", dynamic=False)
+    for call in calls:
+        compiled(*call)
+    (reason,) = telemetry.dynamo_facts().recompile_reasons
+    assert words in in_words(reason)
+
+
+def test_gradients_that_come_and_go_are_named() -> None:
+    compiled = torch.compile(scaled, backend="eager")
+    compiled(X, 2)
+    with torch.no_grad():
+        compiled(X, 2)
+    (reason,) = telemetry.dynamo_facts().recompile_reasons
+    assert "with gradients and without" in in_words(reason)
+
+
+def test_a_learning_rate_is_named() -> None:
+    reason = "0/1: self.param_groups[0]['lr'] == 0.1   # optimizer.step()"
+    assert in_words(reason) == (
+        "the learning rate changes: pass it as a tensor, lr=torch.tensor(...)"
+    )
+
+
+def test_an_unknown_reason_is_given_as_it_is() -> None:
+    assert in_words("3/0: hasattr(self, 'x')   # x.py:3 in f") == "hasattr(self, 'x')"
