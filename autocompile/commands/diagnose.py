@@ -17,7 +17,7 @@ from autocompile.store import runs
 _LIMITS = TimingLimits(half_width=0.05)
 _WORKS = ("ok", "same")
 # What runs is installed; that its numbers are wrong no installation mends.
-_RUNS = ("wrong_output", "stale_weights", "not_compiled")
+_RUNS = ("wrong_output", "stale_weights", "not_compiled", "recompile_limit")
 
 
 def check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from autocompile.runtime.regions import regions_of
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
+
+
+_ARGUMENTS = inspect.signature(torch.compile).parameters
 
 
 def register_backend_of(name: str) -> None:
@@ -42,6 +46,9 @@ def compile_function(
         return function
     register_backend_of(config.backend)
     kwargs = config.compile_kwargs()
+    if config.recompile_limit and "recompile_limit" not in _ARGUMENTS:  # torch 2.11 has none
+        limit = max(kwargs.pop("recompile_limit"), torch._dynamo.config.recompile_limit)
+        torch._dynamo.config.recompile_limit = limit
     if config.guards != "all":
         name = GUARD_FILTERS[config.guards]
         guards = getattr(torch.compiler, name, None)

@@ -146,7 +146,8 @@ def _without_graph(setting: Setting, known: Known) -> Record | None:
     config = setting.config
     if config.is_eager or config.freezing or config.scope != "model":
         return None
-    empty = (r for r in known.values() if r.outcome is Outcome.NOT_COMPILED)
+    without = (Outcome.NOT_COMPILED, Outcome.RECOMPILE_LIMIT)
+    empty = (r for r in known.values() if r.outcome in without)
     found = (r for r in _traced_alike(setting, empty) if not r.config.freezing)
     return next(found, None)
 

@@ -56,6 +56,7 @@ class CompileConfig:
     options: tuple[tuple[str, OptionValue], ...] = ()  # of Inductor, as sorted pairs
     fullgraph: bool = False  # a graph break is an error
     dynamic: bool | None = None  # None lets torch decide after the first recompile
+    recompile_limit: int | None = None  # programs for one function; None is torch's 8
     # What is compiled: "model", "regional" for the blocks that the model repeats, each by itself,
     # or "step" for a whole training step: forward and backward passes, loss and optimizer. A phase
     # without a model compiles its function.

@@ -35,6 +35,9 @@ GUARD_FILTERS = {
 """What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 
 
+_LIMIT = 8  # of programs for one function: torch._dynamo.config.recompile_limit
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a setting is to run, as far as constraints look at it."""
@@ -49,6 +52,7 @@ class Place:
     ] = ()  # implementations that the target's optimizer has beside its own
     best_optimizer: str = ""  # the fastest of them, timed alone; empty where none was timed
     writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
+    kinds: int = 1  # how many of the calls differ in shapes or plain arguments
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,19 @@ def _no_freezing(place: Place) -> str:
     return "the model writes to its own buffers" if place.writes_buffers else ""
 
 
+def _some_limits(place: Place) -> tuple[int | None, ...]:
+    """A limit is needed where there are more shapes than torch makes programs for."""
+    if place.kinds <= _LIMIT:
+        return (None,)
+    return (None, 1 << place.kinds.bit_length())  # a power of two, so that a few more fit
+
+
+def _takes_static(config: CompileConfig, place: Place) -> str:
+    if config.dynamic is False and place.kinds > _LIMIT and not config.recompile_limit:
+        return f"{place.kinds} kinds of calls pass torch's limit of {_LIMIT} programs"
+    return ""
+
+
 # An argument of torch.compile() whose whole effect is in the code that comes out.
 _argument = functools.partial(
     Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
@@ -206,8 +223,16 @@ DIMENSIONS = (
     ),
     _argument(
         "dynamic", None, "comma list of none, true, false", (None, True, False),
-        lambda place: (None,),  # the others only where they are asked for
-        kinds=(bool, type(None)), label=lambda value: "dynamic" if value else "static",
+        # With one shape all are the same program; the others only where they are asked for.
+        lambda place: (None, True, False) if place.kinds > 1 else (None,),
+        kinds=(bool, type(None)), why_not=_takes_static, traces_alike=False,
+        label=lambda value: "dynamic" if value else "static",
+    ),
+    _argument(
+        "recompile_limit", None, "comma list of numbers: programs for one function, 8 if left out",
+        values=_some_limits, kinds=(int, type(None)), traces_alike=False, in_source=False,
+        why_not=lambda config, _: "" if config.dynamic is False else "it is for static shapes",
+        label=lambda count: f"up to {count} programs",
     ),
     Dimension(
         "scope", "model", "comma list of model, regional, step", ("model", "regional", "step"),

@@ -57,6 +57,7 @@ class SearchSpace:
     options: Asked = None
     fullgraph: Asked = None
     dynamic: Asked = None
+    recompile_limit: Asked = None
     scope: Asked = None
     freezing: Asked = None
     memory_format: Asked = None

@@ -43,6 +43,7 @@ class Outcome(str, Enum):
     WRONG_OUTPUT = "wrong_output"
     STALE_WEIGHTS = "stale_weights"
     NOT_COMPILED = "not_compiled"
+    RECOMPILE_LIMIT = "recompile_limit"
     GRAPH_BREAK = "graph_break"
     UNSUPPORTED = "unsupported"
     COMPILE_ERROR = "compile_error"

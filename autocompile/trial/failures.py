@@ -60,7 +60,7 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     if step in (Step.BUILD, Step.EAGER):
         return Outcome.RUNTIME_ERROR
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in causes):
-        return Outcome.NOT_COMPILED
+        return Outcome.RECOMPILE_LIMIT
     if isinstance(error, exc.InvalidBackend):
         return Outcome.UNSUPPORTED
     if isinstance(error, exc.Unsupported):
@@ -80,8 +80,8 @@ def note_failure(result: TaskResult | Record, error: BaseException, step: Step) 
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        reasons = dynamo_facts().recompile_reasons
-        result.message = f"compiled anew at each of the first calls: {(*reasons, 'no reason')[0]}"
+        why = recompiles.in_words((*dynamo_facts().recompile_reasons, "")[0])
+        result.message = f"compiled anew until torch's limit, and eager from there: {why}"
     if isinstance(error, AutocompileError):
         result.message = what = error.what
         result.explained = {"what": what, "details": list(error.details), "hint": error.hint}

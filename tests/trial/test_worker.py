@@ -349,7 +349,7 @@ def test_a_graph_break_under_fullgraph_is_a_graph_break() -> None:
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_the_recompile_limit_is_not_compiled(fullgraph: bool) -> None:
+def test_the_recompile_limit_is_an_outcome(fullgraph: bool) -> None:
     telemetry.reset_dynamo("aot_eager")
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
@@ -360,7 +360,7 @@ def test_the_recompile_limit_is_not_compiled(fullgraph: bool) -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
         error = caught_from(lambda: [function(torch.ones(2), "x" * n) for n in range(2, 7)])
     for step in (Step.COMPILE, Step.VERIFY, Step.MEASURE):
-        assert outcome_of(error, step) is Outcome.NOT_COMPILED
+        assert outcome_of(error, step) is Outcome.RECOMPILE_LIMIT
 
 
 @pytest.mark.parametrize(
