@@ -46,7 +46,6 @@ from autocompile.space.space import (
 )
 from autocompile.store import runs
 from autocompile.store.files import write_json
-from autocompile.store.reading import notice
 from autocompile.store.record import RunFolder
 
 __all__ = ["load", "tune"]
@@ -268,8 +267,7 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    told = notice(facts, data["environment"])
-    return make_result(folder, data, records, limits_of(data["plan"]), told)
+    return make_result(folder, data, records, limits_of(data["plan"]), "; ".join(facts))
 
 
 def _finished(
@@ -283,8 +281,8 @@ def _finished(
 ) -> Result:
     """Complete ``run.json`` and write the report."""
     records, facts = folder.read()
-    if told := notice(facts, run["environment"]):
-        progress.warning(told)
+    if facts:
+        progress.warning("; ".join(facts))
     run["spaces"] = {
         name: {**one.account(records), "rest": rest.get(name, [])} for name, one in spaces.items()
     }

@@ -21,7 +21,7 @@ from autocompile import __version__
 from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode, job_of, sent_ending
 from autocompile.execute.executor import Ended, Ending, Event, Executor, Job, Stepped, Told
-from autocompile.protocol.requests import Kind, ProbeRequest, RaceRequest, read_request
+from autocompile.protocol.requests import ProbeRequest, RaceRequest, read_request
 from autocompile.settings.phases import FORWARD
 from autocompile.store.record import Outcome, Step
 
@@ -128,6 +128,8 @@ class FakeExecutor:
         """Decide at once how it ends; :meth:`wait` tells."""
         asked = read_request(job.folder)
         request = asked.to_dict()
+        if isinstance(asked, RaceRequest) and any(side.exported for side in asked.sides):
+            request["kind"] = "exported"
         if isinstance(asked, ProbeRequest):
             ending = self._probe
         elif isinstance(asked, RaceRequest):
@@ -143,7 +145,7 @@ class FakeExecutor:
         sides, wall_s = [], 0.0
         for side in request["sides"]:
             own = {**request, "config": side["config"], "repeats": side["number"]}
-            if request["kind"] == Kind.RACE.value:
+            if request["kind"] == "race":
                 self.requests.append(own)
             ending = self._script(own)
             wall_s += ending.wall_s

@@ -132,7 +132,7 @@ def tune_all(
 def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
     if run_dir is not None:
         return Path(run_dir)
-    return runs.latest_on_cluster(spec) if resume else runs.new_folder(spec).path
+    return runs.latest_of(spec, runs.ON_CLUSTER).parent if resume else runs.new_folder(spec).path
 
 
 def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None:

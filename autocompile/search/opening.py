@@ -55,7 +55,7 @@ def resolved(
     """
     plan = Plan(**asked)
     if resume:
-        folder = RunFolder(run_dir) if run_dir else runs.latest_of(plan.target)
+        folder = RunFolder(run_dir or runs.latest_of(plan.target, runs.HERE))
         earlier = Plan.from_dict(folder.read_run()["plan"])
         earlier.demand_same(asked)
         return folder, earlier

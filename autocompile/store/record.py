@@ -31,7 +31,6 @@ EXPORTED = "exported"
 """Role of records of exported code, which do not count as measurements of the setting."""
 
 _OF_A_RUN = ("plan", "environment", "target", "phases")
-_MOST_NAMED = 8  # trial numbers in a sentence
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
 
@@ -133,12 +132,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """Read what :meth:`to_dict` wrote, and pass over the keys of other versions.
-
-        Raises:
-            UsageError: an unknown setting.
-            KeyError, TypeError, ValueError, AttributeError: not a record.
-        """
+        """Read what :meth:`to_dict` wrote, and pass over the keys of other versions."""
         found = known(cls, data)
         if not isinstance(config := data["config"], CompileConfig):
             found["config"] = CompileConfig.from_dict(config, data["phase"])
@@ -162,11 +156,7 @@ class RunFolder:
         self._made: list[Path] = []
 
     def reserve(self) -> None:
-        """Create the folder, writable only by its owner.
-
-        Raises:
-            FileExistsError: it is there already, as another command's.
-        """
+        """Create the folder; a FileExistsError if it is there already, as another command's."""
         self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.path, True)
 
@@ -218,21 +208,18 @@ class RunFolder:
         for number in self.numbers():
             try:
                 data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
-                if type(data.get("schema")) is not int:
-                    raise TypeError(f"the schema is {data.get('schema')!r}")
-                demand_schema("a trial's result.json", data, SCHEMA)
+                demand_schema("its result.json", data, SCHEMA)
                 records.append(Record.from_dict(data))
             except FileNotFoundError:
                 continue
-            except RunError:
-                raise
             except AutocompileError as error:
                 left_out[error.what].append(number)
-            except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-                left_out["its result.json is damaged"].append(number)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                left_out[f"in its result.json {error}"].append(number)
-        return records, [f"{_trials(numbers)} left out: {why}" for why, numbers in left_out.items()]
+            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+                left_out[f"its result.json is damaged: {error}"].append(number)
+        return records, [
+            f"trials left out ({', '.join(map(str, numbers))}): {why}"
+            for why, numbers in left_out.items()
+        ]
 
     def read_run(self) -> dict[str, Any]:
         """The content of ``run.json``."""
@@ -251,31 +238,15 @@ class RunFolder:
         return data
 
 
-def _trials(numbers: list[int]) -> str:
-    """``trial 3 is`` or ``trials 3, 4 and 7 more are``."""
-    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
-    if more := len(numbers[_MOST_NAMED:]):
-        named += f" and {more} more"
-    return f"trial {named} is" if len(numbers) == 1 else f"trials {named} are"
-
-
 @dataclass(frozen=True)
 class Measurement:
-    """Raw block times of one process, one entry per round.
+    """Raw block times of one process, one entry per round."""
 
-    Attributes:
-        eager_s: seconds per call of the eager block.
-        compiled_s: seconds per call of the compiled block in the same round.
-        calls: calls of an eager and of a compiled block.
-        flags: ``eager_slowed`` if eager is slower next to the other side than alone.
-        leads: untimed calls before an eager and a compiled block, slowed by the other side.
-    """
-
-    eager_s: tuple[float, ...]
-    compiled_s: tuple[float, ...]
-    calls: tuple[int, int] = (1, 1)
-    flags: tuple[str, ...] = ()
-    leads: tuple[int, int] = (0, 0)
+    eager_s: tuple[float, ...]  # per call of the eager block
+    compiled_s: tuple[float, ...]  # per call of the compiled block in the same round
+    calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
+    flags: tuple[str, ...] = ()  # eager_slowed if eager is slower next to the other side than alone
+    leads: tuple[int, int] = (0, 0)  # untimed calls before a block, slowed by the other side
 
     @functools.cached_property
     def speedup(self) -> Interval:
@@ -294,11 +265,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read a measurement, passing over the keys of other versions.
-
-        Raises:
-            TypeError, ValueError: not a measurement.
-        """
+        """Read a measurement, and pass over the keys of other versions."""
         found: Measurement = of_fields(cls, known(cls, data))
         _ = found.speedup  # raises if the times are invalid
         return found

@@ -40,7 +40,6 @@ from autocompile.api import tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.protocol.requests import Kind
 from autocompile.settings.config import CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
@@ -87,7 +86,7 @@ def test_plain_compile_has_company_on_a_gpu(
     begun = [
         (CompileConfig.from_dict(executor.asked[job.number]["config"]), beside)
         for job, kind, beside in executor.jobs
-        if kind is Kind.TRIAL
+        if kind == "trial"
     ]
     compiled = [(config, beside) for config, beside in begun if not config.is_eager]
     assert compiled[0] == (CompileConfig(), beside_plain)
