@@ -5,7 +5,6 @@ A Setting is a config at a batch size of a phase: one point of the space.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -45,10 +44,6 @@ class CompileConfig:
     """One setting of ``torch.compile``; equal settings compare and hash equal.
 
     ``options`` may be given as a mapping. In eager mode, what needs a compiler has its default.
-
-    Raises:
-        UsageError: a mode together with options or guards (torch refuses the pair), or an unknown
-            value.
     """
 
     backend: str = "inductor"  # a name that Dynamo knows, or "eager" for what is not compiled
@@ -70,14 +65,8 @@ class CompileConfig:
     environment: str = "default"  # the name of the interpreter that the setting runs under
 
     def __post_init__(self) -> None:
-        options: Any = self.options
-        if isinstance(options, Mapping):
-            options = options.items()
-        try:
-            pairs = tuple(sorted((str(k), v) for k, v in options))
-        except (TypeError, ValueError):
-            raise UsageError(f"options {options!r} are not names with a value each") from None
-        object.__setattr__(self, "options", pairs)
+        pairs: Any = dict(self.options).items()
+        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in pairs)))
         for name, value in self.options:
             is_word = isinstance(value, str) and _WORD.fullmatch(value)
             is_number = isinstance(value, (bool, int, float)) or value is None
@@ -87,15 +76,11 @@ class CompileConfig:
                     "an option is a number, true, false or a word: a path, a flag or a cache "
                     "elsewhere could bring in a program",
                 )
-        if self.options and self.mode != "default":
+        if self.mode != "default" and (self.options or self.guards != "all"):
+            more = f"options {dict(self.options)}" if self.options else f"guards {self.guards!r}"
             raise UsageError(
-                f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
-                "torch.compile takes either a mode or options",
-            )
-        if self.guards != "all" and self.mode != "default":
-            raise UsageError(
-                f"mode {self.mode!r} and guards {self.guards!r} cannot go together",
-                "torch.compile takes a filter of guards as an option, and either a mode or options",
+                f"mode {self.mode!r} and {more} cannot go together",
+                "torch.compile takes either a mode or options, of which a filter of guards is one",
             )
         for d, value in self.changed():
             if type(value) not in d.kinds:
@@ -110,8 +95,9 @@ class CompileConfig:
                     object.__setattr__(self, d.name, d.default)
 
     def changed(self, applied: str = "") -> list[tuple[Dimension, Any]]:
-        """The dimensions that differ from plain ``torch.compile()``, with their values: all, or
-        those that are applied to one thing (:attr:`Dimension.applied`).
+        """The dimensions that differ from plain ``torch.compile()``, with their values.
+
+        ``applied``: only those that are applied to this (:attr:`Dimension.applied`).
         """
         return [
             (d, value)
@@ -121,7 +107,7 @@ class CompileConfig:
 
     @property
     def entry(self) -> Backend:
-        """What the table of backends says of its own."""
+        """What the table of backends has for its backend."""
         return BACKENDS.get(self.backend, Backend())
 
     @property
@@ -131,7 +117,7 @@ class CompileConfig:
     @functools.cached_property
     def is_plain_eager(self) -> bool:
         """Whether it is the target as it stands, under any interpreter."""
-        return dataclasses.replace(self, environment="default") == EAGER
+        return replace(self, environment="default") == EAGER
 
     @property
     def is_baseline(self) -> bool:
@@ -153,7 +139,7 @@ class CompileConfig:
         """What of a setting of RLlib's updates is about their optimizers."""
         # torch.compile passes over a fused step.
         backend = "eager" if self.optimizer == "fused" else self.backend
-        return dataclasses.replace(
+        return replace(
             self, backend=backend, memory_format="default", scope="model", autocast="none"
         )
 
@@ -179,25 +165,16 @@ class CompileConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> CompileConfig:
-        """Read what :meth:`to_dict` wrote; unknown keys are an error, missing ones default.
-
-        ``phase``: that it was measured in. In older files the scope ``full``, which was also the
-        one of missing keys, is the whole step of a phase that has one.
-        """
-        if data.get("scope") == "full":
+        """Read what :meth:`to_dict` wrote in a phase; missing keys have their defaults."""
+        if data.get("scope") == "full":  # of older files: the whole step, where there is one
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
-        try:
-            if unknown := set(data) - set(cls.__dataclass_fields__):
-                raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
-            return cls(**data)
-        except UsageError as error:
+        if unknown := set(data) - set(cls.__dataclass_fields__):
             hint = "pip install --upgrade torch-autocompile   (if a newer version wrote it)"
-            raise UsageError(error.what, *error.details, hint=hint) from None
+            raise UsageError(f"a compile setting has no key {min(unknown)!r}", hint=hint)
+        return cls(**data)
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default."""
-        if self.is_eager:
-            raise UsageError("the eager setting is not compiled and has no arguments")
         kwargs = {"backend": self.backend, **{d.name: v for d, v in self.changed("argument")}}
         return kwargs | ({"options": dict(self.options)} if self.options else {})
 

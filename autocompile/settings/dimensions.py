@@ -44,9 +44,8 @@ class Place:
     threads: int = 1  # how many torch takes by itself where the phase will run
     has_convolutions: bool = False  # the model has weights of four dimensions
     regions: str = ""  # the blocks that the model repeats, in words; empty if there are none
-    optimizers: tuple[
-        str, ...
-    ] = ()  # implementations that the target's optimizer has beside its own
+    # Implementations that the target's optimizer has beside its own.
+    optimizers: tuple[str, ...] = ()
     best_optimizer: str = ""  # the fastest of them, timed alone; empty where none was timed
     writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
 
@@ -71,7 +70,6 @@ class Dimension:
     needs_compiler: bool = False  # it means nothing in eager mode
     in_source: bool = False  # all that it does is in the code that Inductor writes
     traces_alike: bool = False  # Dynamo sees the same program at each value
-    bakes: bool = False  # what new weights cost where they are constants depends on it
     # On the speed: ``per kind`` is another one in eager mode than in compiled code; none where it
     # is known by other names, or there is none.
     effect: Literal["none", "same", "per kind"] = "same"
@@ -189,15 +187,14 @@ _argument = functools.partial(
 DIMENSIONS = (
     Dimension(
         "backend", "inductor", "comma list, e.g. inductor,cudagraphs", plural="backends",
-        traces_alike=True, bakes=True, effect="none", applied="argument",
+        traces_alike=True, effect="none", applied="argument",
     ),
     _argument(
-        "mode", "default", "comma list of Inductor modes", plural="modes",
-        bakes=True, effect="none",
+        "mode", "default", "comma list of Inductor modes", plural="modes", effect="none",
     ),
     _argument(
         "options", (), "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
-        option="option", kinds=(tuple,), bakes=True, effect="none",
+        option="option", kinds=(tuple,), effect="none",
         label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
     ),
     _argument(
@@ -218,7 +215,7 @@ DIMENSIONS = (
         "freezing", False, "comma list of true, false", (False, True), kinds=(bool,),
         missing=_no_freezing,
         why_not=lambda c, _: "" if c.entry.by_inductor else "only Inductor freezes weights",
-        needs_compiler=True, traces_alike=True, bakes=True, label=lambda value: "frozen weights",
+        needs_compiler=True, traces_alike=True, label=lambda value: "frozen weights",
     ),
     Dimension(
         "memory_format", "default", "comma list of default, channels_last",

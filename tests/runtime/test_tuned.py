@@ -84,16 +84,16 @@ def test_the_nearest_batch_size_that_was_measured_is_taken(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "cannot read"),
         ("[]", "holds no settings"),
         ('{"schema": 1, "phases": {}}', "holds no settings"),
-        ('{"autocompile_settings": 99}', "another version"),
+        ('{"autocompile_settings": 99}', "no settings of schema 1"),
         ('{"autocompile_settings": 1, "phases": {"forward": [{}]}}', "is damaged"),
         ('{"autocompile_settings": 1, "phases": [1]}', "is damaged"),
         ('{"autocompile_settings": 1, "machines": []}', "is damaged: it lists no machines"),
         ('{"autocompile_settings": 1, "machines": {}}', "is damaged: it lists no machines"),
-        ('{"autocompile_settings": 1, "machines": [1]}', "entry 1 of .* holds no settings"),
-        ('{"autocompile_settings": 9, "machines": [1]}', "another version"),
+        ('{"autocompile_settings": 1, "machines": [1]}', "holds no settings"),
+        ('{"autocompile_settings": 9, "machines": [{}]}', "holds no settings"),
         (None, "cannot read"),
     ],
 )
@@ -153,7 +153,7 @@ def test_of_several_machines_the_entry_of_the_models_device_is_applied(tmp_path:
     with pytest.raises(UsageError, match=r"no settings for optimizer_step \(choose from: forward"):
         autocompile.apply(model, path, "optimizer_step")
     path.write_text(TunedSet((elsewhere, replaced_name(here, "a CPU"))).to_json())
-    told = r"device_name a CPU, here .*; the other entries are of Tesla T4\): results are the same"
+    told = r"device_name a CPU, here .*\): results are the same"
     with pytest.warns(UserWarning, match=told):
         autocompile.apply(model, path)
 

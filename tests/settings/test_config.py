@@ -51,7 +51,6 @@ def test_json_gives_the_same_setting_back(config: CompileConfig) -> None:
     ("do", "said"),
     [
         (lambda: CompileConfig(mode="lite", options=(("freezing", True),)), "cannot go together"),
-        (EAGER.compile_kwargs, "not compiled"),
         (lambda: CompileConfig.from_dict({"speed": 1}), "no key 'speed'"),
     ],
 )

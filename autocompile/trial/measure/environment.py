@@ -12,7 +12,7 @@ import torch
 
 from autocompile.errors import UsageError, first_line
 from autocompile.runtime.compiling import register_backend_of
-from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
+from autocompile.settings.backends import BACKENDS, Backend
 
 # Inductor options without effect on a device; modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
@@ -53,7 +53,7 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     """Why a backend cannot be used here; empty if it can be tried."""
     version, known = torch.__version__, BACKENDS.get(name, Backend())
     if known.device not in (None, device.type):
-        return known.elsewhere or f"it runs on {known.device} only"
+        return f"it runs on {known.device} only"
     if known.avx512 and not torch.cpu._is_avx512_supported():
         return "this CPU has no AVX-512, without which it compiles as inductor does"
     wanted = f"needs {known.needs}; this is torch {version}" if known.needs else ""
@@ -88,7 +88,7 @@ def _not_ours(name: str) -> str:
 def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
     """Why each of these backends, by default the usual ones, cannot be used; empty if it can."""
     registered = list(torch._dynamo.list_backends(None))
-    return {n: _why_not(n, device, registered) for n in names or DEFAULT_BACKENDS if n != "eager"}
+    return {n: _why_not(n, device, registered) for n in names or BACKENDS if n != "eager"}
 
 
 def library_modules() -> list[str]:
