@@ -215,7 +215,7 @@ def tune(
             records=folder.read()[0],
             memory_bytes=run["environment"].get("device_memory_bytes"),
         )
-        progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
+        progress.searching({n: f"{len(s.settings)} settings" for n, s in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown
         race = Race(study, plan.limits, own_sizes)
         try:

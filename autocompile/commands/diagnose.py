@@ -153,7 +153,6 @@ def preview(
 def _row(space: Space) -> dict[str, Any]:
     listed = set(space.settings)
     return {
-        "raw": space.raw,
         "settings": [
             {
                 "config": s.config.to_dict(),

@@ -32,12 +32,7 @@ def budget_of(effort: str) -> float | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """One request to tune, with the parameters of :func:`autocompile.tune`.
-
-    Raises:
-        UsageError: an effort or an objective that does not exist, a repeated phase, or a tolerance
-            that is no positive number below 1, or fewer than one call per update.
-    """
+    """One request to tune, with the parameters of :func:`autocompile.tune`."""
 
     target: str  # as a spec: PATH, PATH:NAME or package.module:NAME
     phases: tuple[str, ...] | None = None
@@ -79,12 +74,11 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_dict` wrote; a RunError if this version does not know all of it."""
-        kept: dict[str, Any] = {**data, "limits": limits_of(data)}
-        kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
-        kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
-        asked = {name: values for name, values in data["space"].items() if values is not None}
+        fields: dict[str, Any] = {**data, "limits": limits_of(data)}
+        fields["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
+        fields["phases"] = None if data["phases"] is None else tuple(data["phases"])
         try:
-            return cls(**{**kept, "space": SearchSpace(**asked)})
+            return cls(**{**fields, "space": SearchSpace(**data["space"])})
         except TypeError as error:
             hint = "go on with it in the autocompile that it was made with"
             raise RunError(f"the run asks for something else: {error}", hint=hint) from None
@@ -96,8 +90,6 @@ class Plan:
             mine, theirs = getattr(wanted, name), getattr(self, name)
             if mine == theirs or (name == "target" and is_same_target(mine, theirs)):
                 continue
-            if name == "space":
-                mine, theirs = _named(mine), _named(theirs)
             raise UsageError(
                 f"the run was made with another {name}",
                 f"it has {theirs}, now {mine} was asked for",
@@ -116,12 +108,6 @@ def limits_of(data: Mapping[str, Any]) -> Limits:
     return Limits(**{n: data["limits"].get(n) for n in Limits.__dataclass_fields__})
 
 
-def _named(space: SearchSpace) -> str:
-    """The dimensions that it narrows, with their values."""
-    asked = {n: v for n, v in asdict(space).items() if v is not None}
-    return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
-
-
 def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
     """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
 
@@ -130,8 +116,8 @@ def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tup
     """
     if only is not None:
         given = dict(environments(pythons))
-        own = {n: only.interpreters.get(n, n) for n in sorted(only.environments)}
-        pythons = [f"{name}={path}" for name, path in {**own, **given}.items()]
+        theirs = {n: only.interpreters.get(n, n) for n in sorted(only.environments)}
+        pythons = [f"{name}={path}" for name, path in {**theirs, **given}.items()]
     found: dict[str, str] = {}
     for text in pythons:
         name, equals, path = text.rpartition("=")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autocompile.errors import UsageError
 from autocompile.protocol.requests import ProbeResult
 from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting, choices
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.dimensions import (
     DIMENSIONS,
     SEARCHED,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
-_SAME_STEP = 1.02  # times the fastest step: as fast
+_SAME_STEP = 1.02  # times the fastest step: within the noise of timing it alone
 Asked = tuple[Any, ...] | None
 
 
@@ -42,13 +42,7 @@ Asked = tuple[Any, ...] | None
 class SearchSpace:
     """What a user asks for: values of a dimension, or None for those that make sense here.
 
-    A dimension is named as in :class:`CompileConfig`, but for ``backends``, ``modes`` and
-    ``batch_sizes``. Eager mode is always in. ``options`` are tuples of pairs or mappings, ``()``
-    for none; ``precision``, ``autocast`` and ``guards`` are tried only where they are asked for,
-    since they change numbers or drop checks.
-
-    Raises:
-        UsageError: an empty dimension, a batch size below 1, or an unknown value.
+    Eager mode is always in. ``options`` are tuples of pairs or mappings, ``()`` for none.
     """
 
     backends: Asked = None
@@ -87,11 +81,9 @@ class SearchSpace:
 
 
 def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, (tuple, list)):
-        hint = f"{d.asked}=({values!r},)"
+    if not isinstance(values, (tuple, list)) or not values:
+        hint = f"{d.asked}=({values!r},)" if values else None
         raise UsageError(f"{d.asked}: {values!r} is not a tuple of values", hint=hint)
-    if not values:
-        raise UsageError(f"the dimension {d.asked} is empty")
     if tuple in d.kinds:  # mappings will do
         pairs = (v.items() if isinstance(v, Mapping) else v for v in values)
         values = [tuple(map(tuple, each)) for each in pairs]
@@ -109,31 +101,17 @@ class Space:
 
     settings: tuple[Setting, ...]  # all that differ; baselines first
     unusable: Mapping[Setting, str]  # those that are not run, with the reason
-    # What was left out, and what it equals here.
-    merged: Mapping[str, str] = field(default_factory=dict)
-    # Why values and combinations were left out, and how many that are.
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    raw: int = 0  # how many combinations there were before merging and dropping
-
-    def summary(self) -> str:
-        every = (*self.settings, *self.unusable)
-        counts = {name: len(values) for name, values in choices(every).items()}
-        counted = ("backend", "mode", "batch_size")
-        parts = [f"{counts[name]} {name}s" for name in counted if counts[name] > 1]
-        parts += [d.name for d in DIMENSIONS if d.name not in counted and counts[d.name] > 1]
-        varied = " × ".join(parts).replace("_", " ")
-        return f"{varied} → {self.raw} settings, {len(every)} after merging equals"
+    merged: Mapping[str, str] = field(default_factory=dict)  # what was left out and what it equals
+    dropped: Mapping[str, int] = field(default_factory=dict)  # how many were left out, by reason
 
     def account(self, records: Iterable[Record]) -> dict[str, Any]:
         tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
         return {
-            "summary": self.summary(),
             "merged": dict(self.merged),
             "dropped": dict(self.dropped),
             "unusable": {s.config.backend: reason for s, reason in self.unusable.items()},
             "configs": len({s.config for s in self.settings}),
             "compiled": len({s.config for s in self.settings if not s.config.is_eager}),
-            "settings": len(self.settings),
             "untried": sum(s not in tried for s in self.settings),
         }
 
@@ -151,13 +129,18 @@ def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
                 for size, data in plan.only[phase]
                 for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
             )
-            spaces[phase] = Space(tuple(every), {}, raw=len(every))
+            spaces[phase] = Space(tuple(every), {})
             continue
         parts = []
         for name, here in found.items():
             sizes = sizes_of(phase, plan, here.target)
             parts.append(build_space(plan.space, here, _place(phase, here), sizes, name))
-        spaces[phase] = joined(parts)
+        spaces[phase] = Space(
+            tuple(s for one in parts for s in one.settings),
+            {s: reason for one in parts for s, reason in one.unusable.items()},
+            {what: equal for one in parts for what, equal in one.merged.items()},
+            sum((Counter(one.dropped) for one in parts), Counter[str]()),
+        )
     return spaces
 
 
@@ -208,8 +191,7 @@ def _best_optimizer(seconds: Mapping[str, float]) -> str:
     if not seconds:
         return ""
     best = min(seconds, key=seconds.__getitem__)
-    own = seconds.get("default", math.inf)
-    return "default" if own <= _SAME_STEP * seconds[best] else best
+    return "default" if seconds.get("default", math.inf) <= _SAME_STEP * seconds[best] else best
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
@@ -266,9 +248,8 @@ def build_space(
         {"environment": environment, **dict(zip(values, each, strict=True))}
         for each in itertools.product(*values.values())
     ]
-    baselines = [CompileConfig("eager", environment=environment)]
-    if "inductor" in backends:
-        baselines.append(CompileConfig(environment=environment))
+    baselines = ("eager", *(["inductor"] if "inductor" in backends else []))
+    kept = {CompileConfig(name, environment=environment): None for name in baselines}
     unusable: dict[Setting, str] = {}
     listed: list[CompileConfig] = []
     for backend in dict.fromkeys(("eager", *backends)):
@@ -277,7 +258,6 @@ def build_space(
             unusable[Setting(config, batch_sizes[0], place.phase)] = reason
         else:
             listed += _configs(backend, wanted, offered, place, around, dropped)
-    kept = dict.fromkeys(baselines)
     for config in listed:
         if config in kept:
             continue
@@ -286,14 +266,13 @@ def build_space(
         else:
             kept[config] = None
     settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
-    raw = len(listed) + len(set(baselines) - set(listed))
     prefix = "" if environment == "default" else f"{environment}: "
     merged = {
         f"{prefix}mode {name}": f"{equal} (no other effect on {place.device})"
         for name, equal in offered.modes.items()
         if "inductor" in backends and name != equal and name in (wanted.modes or offered.modes)
     }
-    return Space(settings, unusable, merged, dropped, raw * len(batch_sizes) + len(unusable))
+    return Space(settings, unusable, merged, dropped)
 
 
 def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
@@ -312,17 +291,6 @@ def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) ->
     if config.optimizer == "default" and (config.is_eager or config.scope == "step"):
         return ""
     return f"the {best} optimizer was the fastest one alone"
-
-
-def joined(spaces: Sequence[Space]) -> Space:
-    """The spaces of one phase under several interpreters as one."""
-    return Space(
-        tuple(s for space in spaces for s in space.settings),
-        {s: reason for space in spaces for s, reason in space.unusable.items()},
-        {what: equal for space in spaces for what, equal in space.merged.items()},
-        sum((Counter(space.dropped) for space in spaces), Counter[str]()),
-        sum(space.raw for space in spaces),
-    )
 
 
 def _values(

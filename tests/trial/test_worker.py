@@ -66,9 +66,9 @@ def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str,
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environ, check=False
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"v"')]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"nonce"')]
     assert lines, done.stderr
-    assert all(line["v"] == 1 and line["nonce"] == "" for line in lines)
+    assert all(line["nonce"] == "" for line in lines)
     *steps, result = lines
     assert [line["event"] for line in lines] == ["step"] * len(steps) + ["result"]
     return [line["step"] for line in steps], result
@@ -163,15 +163,6 @@ def test_a_mistake_in_the_request_is_explained(try_it: Try) -> None:
     assert result["message"] == "this target has no phase forward_exploration"
     (detail,) = result["explained"]["details"]
     assert detail == "a functions has: forward, optimizer_step, train_step"
-
-
-def test_a_request_of_a_newer_version_is_explained(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = in_this_process(work / "trial", a_trial(schema=2), capsys)
-    assert (result["outcome"], result["step"]) == ("infrastructure", "import")
-    assert "request.json has schema 2" in result["message"]
-    assert "pip install --upgrade" in result["explained"]["hint"]
 
 
 def test_why_nothing_was_captured_is_told(try_it: Try, work: Path) -> None:
