@@ -30,19 +30,17 @@ from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
 from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import (
-    asked_for,
-    budget_of,
-    environments,
-    limits_of,
-    target_spec,
-)
 from autocompile.space.space import (
     SearchSpace,
     Space,
+    asked_for,
+    budget_of,
     calls_between_updates,
+    environments,
     first_sizes,
+    limits_of,
     spaces_of,
+    target_spec,
 )
 from autocompile.store import runs
 from autocompile.store.files import write_json

@@ -35,8 +35,7 @@ from autocompile.protocol.requests import (
 from autocompile.search.jobs import run_job
 from autocompile.search.opening import probe_all
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import SearchSpace
+from autocompile.space.space import Plan, SearchSpace, target_spec
 from autocompile.store.record import Outcome, RunFolder
 
 SAMPLE = "autocompile.trial.target.sample:get_model"

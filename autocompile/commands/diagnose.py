@@ -10,8 +10,15 @@ from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.phases import phase_of
-from autocompile.space.plan import Plan, asked_for, environments, target_spec
-from autocompile.space.space import SearchSpace, Space, spaces_of
+from autocompile.space.space import (
+    Plan,
+    SearchSpace,
+    Space,
+    asked_for,
+    environments,
+    spaces_of,
+    target_spec,
+)
 from autocompile.store import runs
 
 _LIMITS = TimingLimits(half_width=0.05)

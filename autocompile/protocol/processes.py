@@ -65,10 +65,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def end_descendants() -> None:
-    """Kill and reap everything below this process, which adopts orphans: one level after another.
-
-    Without children it has no descendants.
-    """
+    """Kill and reap all that is below this process, which adopts orphans: level by level."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         kill(children(os.getpid()))

@@ -20,8 +20,7 @@ from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.search.jobs import run_job
 from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.tuned import FINGERPRINT, unlike
-from autocompile.space.plan import Plan
-from autocompile.space.space import DEFAULT_BATCH_SIZES
+from autocompile.space.space import DEFAULT_BATCH_SIZES, Plan
 from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
 from autocompile.store.sources import sources_of

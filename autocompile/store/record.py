@@ -26,10 +26,8 @@ from autocompile.store.reading import demand_schema, known, of_fields, plain
 
 AT_WORK = "at_work"
 """File in a race's folder: the number of the trial whose setting is running, or -1."""
-
 EXPORTED = "exported"
 """Role of records of exported code, which do not count as measurements of the setting."""
-
 _OF_A_RUN = ("plan", "environment", "target", "phases")
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
@@ -68,10 +66,9 @@ class Step(str, Enum):
 
 @dataclass
 class Record:
-    """All data of one trial, or of one setting of a race.
+    """All data of one trial, or of one setting of a race: ``result.json``.
 
-    The trial's process fills in what it finds and sends it as one line; the parent adds what it
-    has seen of that process, and keeps the whole in ``result.json``.
+    The trial's process sends what it finds; the parent adds what it has seen of that process.
     """
 
     number: int  # counts the trials of a run, all phases together
@@ -167,14 +164,9 @@ class RunFolder:
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
-        """Whether the folder has files that an aborted start of a run does not explain.
-
-        Checks more than names, since a user's folder may have equal ones.
-        """
-        if not self.path.is_dir():
-            return False
-        entries = {p.name for p in self.path.iterdir()}
-        left = {"lock", "trials"}
+        """Whether the folder has files that an aborted start of a run does not explain."""
+        entries = {p.name for p in self.path.glob("*")}
+        left = {"lock", "trials"}  # a user's folder may have equal names: these hold nothing
         if (self.path / "probe" / "request.json").is_file():
             left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
@@ -226,10 +218,8 @@ class RunFolder:
         try:
             data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
         except FileNotFoundError:
-            raise RunError(
-                f"{self.path} is not a run folder: it has no run.json",
-                hint="autocompile show last",
-            ) from None
+            what = f"{self.path} is not a run folder: it has no run.json"
+            raise RunError(what, hint="autocompile show last") from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         demand_schema(self.run_json, data, SCHEMA)
@@ -253,14 +243,12 @@ class Measurement:
         """Eager time over compiled time, with a 95 % interval from the rounds."""
         return speedup(self.eager_s, self.compiled_s)
 
-    @functools.cached_property
+    @property
     def eager_call_s(self) -> float:
-        """Median seconds of one eager call."""
         return median(self.eager_s)
 
-    @functools.cached_property
+    @property
     def compiled_call_s(self) -> float:
-        """Median seconds of one compiled call."""
         return median(self.compiled_s)
 
     @classmethod

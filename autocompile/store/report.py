@@ -78,18 +78,13 @@ class Confidence(_Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(_Part):
-    """How the exported code of the best setting ran in a fresh interpreter.
-
-    ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
-    the speed-up or by the seconds of a call. ``eager_faster``: only by the seconds of a call, since
-    eager mode was faster in that process.
-    """
+    """How the exported code of the best setting ran in a fresh interpreter."""
 
     outcome: Outcome
     message: str
-    agrees: bool = False
-    eager_faster: bool = False
-    speedup: Interval | None = None
+    agrees: bool = False  # within its uncertainty it is as fast as confirmed
+    eager_faster: bool = False  # by the seconds of a call only: eager was faster in that process
+    speedup: Interval | None = None  # of one process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +217,7 @@ class PhaseResult(_Part):
 
     def config_of(self, number: int) -> Mapping[str, Any]:
         """The setting of a trial."""
-        every: list[Best | Trial] = (
-            [*self.trials] if self.best is None else [self.best, *self.trials]
-        )
+        every: list[Best | Trial] = [*([self.best] if self.best else []), *self.trials]
         return next(one.config for one in every if one.number == number)
 
     @property
@@ -245,17 +238,16 @@ class PhaseResult(_Part):
         """A row for each batch size; also for the best's where nothing but eager mode worked."""
         best, rows = self.best, list(self.by_batch_size)
         if best and best.batch_size not in [row.batch_size for row in rows]:
-            rate = best.throughput.value
-            own = SizeRow(
+            row = SizeRow(
                 batch_size=best.batch_size,
-                eager_throughput=rate,
-                best_throughput=rate,
+                eager_throughput=best.throughput.value,
+                best_throughput=best.throughput.value,
                 speedup=best.speedup,
                 number=best.number,
                 confirmed_processes=best.confirmed_processes,
                 faster=False,
             )
-            rows.append(own)
+            rows.append(row)
         return rows if best else []
 
 
@@ -283,11 +275,7 @@ class Report(_Part):
 
     @classmethod
     def read(cls, data: Any, where: object) -> Report:
-        """A report from JSON, which errors call ``where``.
-
-        Raises:
-            RunError, UsageError: it is no report, or of a version that this one cannot read.
-        """
+        """A report from JSON, which errors call ``where``."""
         demand_schema(where, data, SCHEMA)
         if lost := [name for name in ("target", "environment", "phases") if name not in data]:
             raise UsageError(f"{where} is not a report: it has no {lost[0]}")

@@ -87,10 +87,8 @@ def tuning(target: str, options: Mapping[str, Any], *more: str) -> str:
         value = options.get(name)
         if value not in (None, "", (), [], usual):
             given = value if isinstance(value, (list, tuple)) else [value]
-            words += [
-                flag,
-                ",".join(f"{v:.15g}" if isinstance(v, float) else str(v) for v in given),
-            ]
+            texts = (f"{v:.15g}" if isinstance(v, float) else str(v) for v in given)
+            words += [flag, ",".join(texts)]
     return shlex.join(words)
 
 
@@ -111,13 +109,9 @@ _FLAGS: Mapping[str, tuple[str, Any]] = {
 
 
 def resuming(run: Mapping[str, Any], path: str | Path, *more: str) -> str:
-    """The command that goes on with a run, by what ``run.json`` holds.
-
-    One on a cluster is called as its kind of machine. The plan stays in the run; budget and number
-    of trials are anew.
-    """
+    """The command that goes on with a run, by what ``run.json`` holds."""
     options, folder = dict(run.get("options", {})), Path(path)
-    if options.get("ray"):
+    if options.get("ray"):  # the run is called as its type of machine
         options["accelerators"], folder = folder.name, folder.parent
     if options.get("ray") or folder.parent != under:  # --resume alone looks there
         options["run_dir"] = str(folder)

@@ -28,21 +28,17 @@ def sources_of(spec: str) -> Sources | None:
     computed name are not among them.
     """
     here = Path.cwd()
-    file, name = _file_of(spec, here)
+    place, _ = split_spec(spec)
+    if place.endswith(".py") or Path(place).is_file():
+        file: Path | None = Path(os.path.abspath(place))
+    else:
+        file = _module(place, [here])
     if file is None:
         return None
-    place = here if here in file.parents else file.parent
-    found = sorted(_closure(file, place).items())
-    return Sources(place, {str(p.relative_to(place)): data for p, data in found}, file, name)
-
-
-def _file_of(spec: str, here: Path) -> tuple[Path | None, str]:
-    """The file of a target and ``:NAME``; None for a module that is not in this folder."""
-    place, _ = split_spec(spec)
-    name = spec.removeprefix(place)  # with its colon
-    if place.endswith(".py") or Path(place).is_file():
-        return Path(os.path.abspath(place)), name
-    return _module(place, [here]), name
+    folder = here if here in file.parents else file.parent
+    found = sorted(_closure(file, folder).items())
+    files = {str(p.relative_to(folder)): data for p, data in found}
+    return Sources(folder, files, file, spec.removeprefix(place))
 
 
 def _module(name: str, folders: list[Path]) -> Path | None:

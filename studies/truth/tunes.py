@@ -39,8 +39,7 @@ from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import CompileConfig
-from autocompile.space.plan import EFFORTS
-from autocompile.space.space import SearchSpace, Space
+from autocompile.space.space import EFFORTS, SearchSpace, Space
 from autocompile.store.record import Record
 
 FASTER = 0.95  # times the truth's best yardstick: the machine has another clock

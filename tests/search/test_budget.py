@@ -17,8 +17,7 @@ from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Event, Job
 from autocompile.search.jobs import Budget
-from autocompile.space.plan import budget_of
-from autocompile.space.space import SearchSpace
+from autocompile.space.space import SearchSpace, budget_of
 
 SPACE = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,))
 

@@ -12,8 +12,7 @@ from autocompile.protocol.requests import ProbeResult
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig, Setting, choices
 from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
-from autocompile.space.plan import Plan
-from autocompile.space.space import SearchSpace, Space, build_space, demand_known, sizes_of
+from autocompile.space.space import Plan, SearchSpace, Space, build_space, demand_known, sizes_of
 
 OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},

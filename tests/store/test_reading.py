@@ -177,7 +177,5 @@ def test_the_commands_print_the_notice_beside_their_output(run: Path, command: l
     edit(results(run)[1], lambda data: data["config"].update(tiling="wide"))
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
-    assert done.stderr == (
-        "note: trials left out (1): a compile setting has no key 'tiling'\n"
-    )
+    assert done.stderr == ("note: trials left out (1): a compile setting has no key 'tiling'\n")
     assert "note:" not in done.stdout

@@ -23,8 +23,7 @@ from autocompile.execute.executor import Ending, Job
 from autocompile.execute.job import JobFactory, locked
 from autocompile.protocol.requests import Header, ProbeRequest, SaveRequest, read_request
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import Plan
-from autocompile.space.space import SearchSpace
+from autocompile.space.space import Plan, SearchSpace
 from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.store.runs import (
