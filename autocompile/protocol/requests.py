@@ -10,15 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from autocompile.errors import AutocompileError, RunError, TargetError
+from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.store.reading import known, of_fields, plain
-from autocompile.store.record import Outcome, Record, Step
-
-T = TypeVar("T", bound="TaskResult")
+from autocompile.store.reading import of_fields, plain
+from autocompile.store.record import Record, TaskResult
 
 
 @dataclass(frozen=True)
@@ -155,35 +153,6 @@ def request_of(data: Mapping[str, Any]) -> Request:
     header = {f.name: given.pop(f.name) for f in fields(Header) if f.name in given}
     request: Request = of_fields(_CLASSES[given.pop("kind")], {**given, "header": header})
     return request
-
-
-@dataclass(kw_only=True)
-class TaskResult:
-    """What every task may send; the fields are explained in the record."""
-
-    outcome: Outcome = Outcome.INTERRUPTED
-    step: Step = Step.IMPORT
-    message: str = ""
-    where: str | None = None
-    explained: Mapping[str, Any] | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def error(self) -> TargetError | None:
-        """The error that the process has explained."""
-        if not self.explained or not {"what", "details", "hint"} <= self.explained.keys():
-            return None
-        said = self.explained
-        return TargetError(said["what"], *said["details"], hint=said["hint"])
-
-    @classmethod
-    def read(cls: type[T], payload: Mapping[str, Any]) -> T:
-        """What a child has sent; a RunError if it makes no sense."""
-        try:
-            result: T = of_fields(cls, known(cls, payload))
-        except (AutocompileError, TypeError, ValueError) as error:
-            raise RunError(f"the result of a process makes no sense: {error}") from None
-        return result
 
 
 @dataclass(kw_only=True)

@@ -38,8 +38,8 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         record = Record.from_dict({**ending.payload, **own})
         json.dumps([record.detail, record.explained], allow_nan=False)
     except _NO_RECORD as error:
-        what = f"its result makes no sense: {error}"
-        return Record(*place, Outcome.INFRASTRUCTURE, ending.step, what)
+        what, outcome = f"its result makes no sense: {error}", Outcome.INFRASTRUCTURE
+        return Record(*place, outcome=outcome, step=ending.step, message=what)
     if record.measurement or record.outcome is not Outcome.OK:
         record.duplicate_of = None
     if ending.stack:
@@ -105,8 +105,9 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
     if setting.config.fullgraph and (broke := _break_of(setting, known)):
         same = None if broke.ok else broke.number
         detail = {"breaks": broke.detail.get("breaks", []), "answered": True}
-        outcome, step = Outcome.GRAPH_BREAK, Step.COMPILE
-        return Record(*place, outcome, step, _told(broke), duplicate_of=same, detail=detail)
+        record = Record(*place, duplicate_of=same, message=_told(broke), detail=detail)
+        record.outcome, record.step = Outcome.GRAPH_BREAK, Step.COMPILE
+        return record
     if empty := _without_graph(setting, known):
         detail = {**empty.detail, "answered": True}
         return dataclasses.replace(empty, duplicate_of=empty.number, detail=detail, **own)

@@ -78,6 +78,10 @@ class SearchSpace:
             if size < 1:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
 
+    def __str__(self) -> str:
+        asked = {n: v for n, v in asdict(self).items() if v is not None}
+        return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
+
 
 def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, (tuple, list)) or not values:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError
-
-_YOUNG_S = 60.0  # a folder is held only a moment after it is made
 
 
 def not_for_all(path: str, flags: int) -> int:
@@ -41,28 +37,6 @@ def is_ours(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         seen = folder.lstat()
         return seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
-    return False
-
-
-def hold(folder: Path) -> int:
-    """Keep a folder from being taken for forgotten while this descriptor is open."""
-    # By a lock: in another container pids are others.
-    descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a disk without locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def is_forgotten(folder: Path) -> bool:
-    """Whether a folder is this user's, and the process that made it and held it is dead."""
-    with contextlib.suppress(OSError):
-        if is_ours(folder) and time.time() - folder.lstat().st_mtime > _YOUNG_S:
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            finally:
-                os.close(descriptor)
     return False
 
 

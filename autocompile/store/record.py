@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from autocompile.errors import AutocompileError, RunError
+from autocompile.errors import AutocompileError, RunError, TargetError
 from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
@@ -31,6 +31,7 @@ EXPORTED = "exported"
 _OF_A_RUN = ("plan", "environment", "target", "phases")
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
+T = TypeVar("T", bound="TaskResult")
 
 
 class Outcome(str, Enum):
@@ -64,8 +65,37 @@ class Step(str, Enum):
     EXIT = "exit"
 
 
+@dataclass(kw_only=True)
+class TaskResult:
+    """What the process of every task may send."""
+
+    outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
+    step: Step = Step.IMPORT  # the last that was reached
+    message: str = ""
+    where: str | None = None  # the last line of the user's own code that an exception passed
+    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
+    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
+
+    @property
+    def error(self) -> TargetError | None:
+        """The error that the process has explained."""
+        if not self.explained or not {"what", "details", "hint"} <= self.explained.keys():
+            return None
+        what, details, hint = (self.explained[name] for name in ("what", "details", "hint"))
+        return TargetError(what, *details, hint=hint)
+
+    @classmethod
+    def read(cls: type[T], payload: Mapping[str, Any]) -> T:
+        """What a child has sent; a RunError if it makes no sense."""
+        try:
+            result: T = of_fields(cls, known(cls, payload))
+        except (AutocompileError, TypeError, ValueError) as error:
+            raise RunError(f"the result of a process makes no sense: {error}") from None
+        return result
+
+
 @dataclass
-class Record:
+class Record(TaskResult):
     """All data of one trial, or of one setting of a race: ``result.json``.
 
     The trial's process sends what it finds; the parent adds what it has seen of that process.
@@ -75,9 +105,6 @@ class Record:
     phase: str
     config: CompileConfig
     batch_size: int | None
-    outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
-    step: Step = Step.IMPORT  # the last that was reached
-    message: str = ""
     role: str = "search"  # "confirm" for one side of a race, "exported" for exported code
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
@@ -101,9 +128,6 @@ class Record:
     step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
     spans: tuple[tuple[str, float, float], ...] = ()  # step, begin and end of its work, Unix time
     notes: list[str] = field(default_factory=list)  # sentences for the user
-    where: str | None = None  # the last line of the user's own code that an exception passed
-    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
-    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
 
     @property
     def ok(self) -> bool:

@@ -12,8 +12,7 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
-from autocompile.protocol.requests import TaskResult
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.trial.measure.telemetry import dynamo_facts
 
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -73,7 +72,7 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     return Outcome.COMPILE_ERROR
 
 
-def note_failure(result: TaskResult | Record, error: BaseException, step: Step) -> None:
+def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
     """Put the outcome and the words of an exception at a step into a result."""
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import requests
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Outcome, Record, Step, TaskResult
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import explain
@@ -22,9 +22,7 @@ from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
 
 _Task = Callable[[Any, Channel, Any], None]
-_TASKS: dict[
-    type[requests.Request], tuple[_Task, Callable[[Any], requests.TaskResult | Record]]
-] = {
+_TASKS: dict[type[requests.Request], tuple[_Task, Callable[[Any], TaskResult]]] = {
     requests.ProbeRequest: (probe, lambda _: requests.ProbeResult()),
     requests.TrialRequest: (
         screen_setting,
@@ -46,7 +44,7 @@ def run(
     """Do what ``folder/request.json`` asks and send how it ended; for the rest see Channel."""
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
-    result: requests.TaskResult | Record = requests.TaskResult()
+    result: TaskResult = TaskResult()
     request = None
     try:
         request = requests.read_request(place)

@@ -26,7 +26,6 @@ from autocompile.protocol.requests import (
     SaveRequest,
     SaveResult,
     Side,
-    TaskResult,
     TimingLimits,
     TrialRequest,
     read_request,
@@ -35,7 +34,7 @@ from autocompile.search.records import side_records, to_record
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.reading import plain
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.record import Measurement, Outcome, Record, Step, TaskResult
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -156,8 +155,8 @@ RECORD = Record(
     "forward",
     CONFIG,
     4,
-    Outcome.OK,
-    Step.EXIT,
+    outcome=Outcome.OK,
+    step=Step.EXIT,
     notes=["a note"],
     measurement=Measurement((1.0, 1.0), (0.5, 0.5)),
     code="abc",
@@ -173,7 +172,7 @@ RESULTS = [
 ]
 
 
-def sent(result: TaskResult | Record) -> dict[str, Any]:
+def sent(result: TaskResult) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(json.dumps(plain(result)))
     return {**data, "joules": 3}  # of another version
 

@@ -17,7 +17,7 @@ from autocompile.trial.measure.memory import page_faults
 def trial(faults: Any, **more: Any) -> Record:
     timed = Measurement((8e-3,) * 8, (7e-3,) * 8)
     return Record(
-        0, "forward", DEFAULT_INDUCTOR, 4, Outcome.OK, Step.EXIT,
+        0, "forward", DEFAULT_INDUCTOR, 4, outcome=Outcome.OK, step=Step.EXIT,
         measurement=timed, page_faults=faults, **more,
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_pages_are_counted_as_the_kernel_hands_them_out() -> None:
 def test_layers_that_dynamo_takes_only_when_told_are_named() -> None:
     reason = "Attempted to wrap RNN, GRU, or LSTM"
     broken = Record(
-        3, "forward", DEFAULT_INDUCTOR, 4, Outcome.NOT_COMPILED, Step.VERIFY,
+        3, "forward", DEFAULT_INDUCTOR, 4, outcome=Outcome.NOT_COMPILED, step=Step.VERIFY,
         message=f"Dynamo captured no graph: everything ran in eager mode: {reason}",
     )  # fmt: skip
     (said,) = advice([trial(None), broken])

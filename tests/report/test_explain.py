@@ -27,7 +27,7 @@ def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) 
     names = ("graph_breaks", "recompiles", "compile_s", "refresh_s", "calls_per_update")
     facts = {k: detail.pop(k) for k in names if k in detail}
     return Record(
-        number, "forward", config, 4, Outcome.OK, Step.EXIT,
+        number, "forward", config, 4, outcome=Outcome.OK, step=Step.EXIT,
         measurement=Measurement((1e-3,) * 8, (5e-4,) * 8),
         **{"graphs": 1, "graph_breaks": 0, "recompiles": 0, "compile_s": 3.0, **facts},
         detail={"eager": EAGER_PART, "compiled": COMPILED, **detail},
@@ -60,7 +60,7 @@ def test_a_cuda_graph_is_claimed_only_where_it_was_seen_to_replay() -> None:
 
 
 def test_where_nothing_is_recorded_nothing_is_said() -> None:
-    old = Record(0, "forward", DEFAULT_INDUCTOR, 4, Outcome.OK, Step.EXIT)
+    old = Record(0, "forward", DEFAULT_INDUCTOR, 4, outcome=Outcome.OK, step=Step.EXIT)
     assert why(candidate(old), "faster", [candidate(old)], "cpu") == []
     assert why(None, "failed", [], "cpu") == []
     assert not list(obstacles([old], "cuda"))
@@ -91,7 +91,13 @@ def test_cuda_graphs_that_were_given_up_are_told(
 def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> None:
     config = CompileConfig(fullgraph=True)
     failed = Record(
-        9, "forward", config, 4, Outcome.GRAPH_BREAK, Step.COMPILE, detail={"breaks": [BREAK] * 3}
+        9,
+        "forward",
+        config,
+        4,
+        outcome=Outcome.GRAPH_BREAK,
+        step=Step.COMPILE,
+        detail={"breaks": [BREAK] * 3},
     )
     same = trial(7, graph_breaks=3, breaks=[BREAK] * 3)
     other = trial(8, graph_breaks=1, breaks=[BREAK])
