@@ -31,14 +31,13 @@ from autocompile.search.sampler import ListedSampler, make_sampler
 from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import (
+    EFFORTS,
     SearchSpace,
     Space,
     asked_for,
-    budget_of,
     calls_between_updates,
     environments,
     first_sizes,
-    limits_of,
     spaces_of,
     target_spec,
 )
@@ -167,7 +166,7 @@ def tune(
         only=None if only is None else only.tried(),
     )
     folder, plan = resolved(asked, run_dir, resume)
-    total_s = budget_of(plan.effort) if budget_s is None else budget_s
+    total_s = EFFORTS[plan.effort] if budget_s is None else budget_s
     is_local = executor is None  # where others share the machine with it
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(folder))
@@ -265,7 +264,8 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    return make_result(folder, data, records, limits_of(data["plan"]), "; ".join(facts))
+    limits = Limits(**data["plan"]["limits"])
+    return make_result(folder, data, records, limits, "; ".join(facts))
 
 
 def _finished(

@@ -53,12 +53,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[EventName, dict[str, Any]]]:
-        """The events completed by these bytes.
-
-        Raises:
-            ChannelError: a line is too long, no JSON object, with the wrong nonce, or about no
-                known event.
-        """
+        """The events completed by these bytes; a ChannelError if a line is too long or no event."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if max(map(len, (*lines, self._rest))) > _LONGEST_LINE:
             raise ChannelError(f"a line of more than {_LONGEST_LINE} bytes")

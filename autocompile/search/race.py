@@ -219,7 +219,7 @@ class Race:
             if is_large
             or c.record.config.process
             or c.record.config.entry.changes_process
-            or c.record.config.numbers != EAGER
+            or c.record.config.eager_reference != EAGER
             or c.record.config.environment != "default"
             or c.record.number in self._alone
         ]

@@ -103,7 +103,7 @@ DENIED: Mapping[str, str] = {
 """Options of Inductor that are not taken, and why."""
 
 
-def own_options(backend: str) -> set[str]:
-    """The names of the options of a backend other than Inductor, which tells its own."""
+def options_of(backend: str) -> set[str]:
+    """The names of the options of a backend other than Inductor, which lists its options itself."""
     known = BACKENDS.get(backend, Backend())
     return set() if known.has_modes else {name for v in known.variants for name in v.options}

@@ -6,8 +6,6 @@ A Setting is a config at a batch size of a phase: one point of the space.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -130,8 +128,8 @@ class CompileConfig:
         return self.freezing or dict(self.options).get("weights") == "baked"
 
     @property
-    def numbers(self) -> CompileConfig:
-        """Eager mode with what of this setting changes numbers by intention."""
+    def eager_reference(self) -> CompileConfig:
+        """Eager mode with what this setting changes of the numbers by intention."""
         return CompileConfig("eager", **{d.name: v for d, v in self.changed() if d.by_name})
 
     @property
@@ -152,12 +150,6 @@ class CompileConfig:
         backend = "inductor" if self.optimizer == "compiled" else "eager"
         process = self.process if self.scope != "step" else {}  # of all that the step does
         return CompileConfig(backend, optimizer=self.optimizer, **process)
-
-    @property
-    def key(self) -> str:
-        """Twelve hex digits that are the same for equal settings on every machine."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
         """The setting as JSON, every key always present (``report.json``, schema 1)."""
@@ -229,11 +221,11 @@ class CompileConfig:
     def features(self) -> frozenset[str]:
         """What may change its speed, by name; plain eager has nothing."""
         kind = "eager" if self.is_eager else "compiled"
-        found = set() if self.is_eager else {self.backend}
+        names = set() if self.is_eager else {self.backend}
         for d, value in self.changed():
             if d.effect != "none":
-                found.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
-        return frozenset(found | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
+                names.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
+        return frozenset(names | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
 
 
 EAGER = CompileConfig(backend="eager")

@@ -44,10 +44,10 @@ class Choice:
         """
         plain = CompileConfig().to_dict()
         always = {"backend"} | ({"scope"} if phase_of(phase).whole else set())
-        own = {k: v for k, v in self.config.to_dict().items() if k in always or v != plain[k]}
+        shown = {k: v for k, v in self.config.to_dict().items() if k in always or v != plain[k]}
         return {
             "batch_size": self.batch_size,
-            "config": own,
+            "config": shown,
             "speedup": {k: round(v, 4) for k, v in self.speedup.items()},
             "confirmed_processes": self.processes,
         }
@@ -106,11 +106,6 @@ class Tuned:
         both = unlike(self.fingerprint, here).items()
         return [f"{name} {there}, here {ours}" for name, (there, ours) in both]
 
-    @property
-    def environments(self) -> set[str]:
-        """Names of the other interpreters that choices are of."""
-        return {c.config.environment for f in self.phases.values() for c in f} - {"default"}
-
     def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
         """Batch size and config of each choice, by phase, as a plan holds them."""
         return {n: [(c.batch_size, c.config.to_dict()) for c in f] for n, f in self.phases.items()}
@@ -123,7 +118,7 @@ class Tuned:
             "interpreters": dict(self.interpreters),
             "own_batch_size": dict(self.own_batch_size),
             **({"cache": dict(self.cache)} if self.cache else {}),
-            "phases": {n: [c.to_dict(n) for c in found] for n, found in self.phases.items()},
+            "phases": {n: [c.to_dict(n) for c in cs] for n, cs in self.phases.items()},
         }
 
     @classmethod
@@ -149,7 +144,7 @@ class Tuned:
     def from_report(cls, report: Report) -> Tuned:
         """The settings of a report."""
         every = report.phases.items()
-        phases = {n: found for n, phase in every if (found := _choices(phase, n))}
+        phases = {n: best for n, phase in every if (best := _choices(phase, n))}
         if not phases:
             what = "there is nothing to export: no phase has a result"
             raise UsageError(what, hint="autocompile show last")
@@ -174,14 +169,14 @@ def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
     if phase.answer is None:
         return ()
     rows = phase.sizes if phase.answer.batch_size is None else phase.by_batch_size
-    found = []
+    choices = []
     for row in sorted(rows, key=lambda row: row.batch_size or 0):
         config, speedup = EAGER, dict.fromkeys(("value", "low", "high"), 1.0)
         if row.is_faster:
             config = CompileConfig.from_dict(phase.config_of(row.number), name)
             speedup = row.speedup.to_dict()
-        found.append(Choice(config, row.batch_size, speedup, row.confirmed_processes or 1))
-    return tuple(found)
+        choices.append(Choice(config, row.batch_size, speedup, row.confirmed_processes or 1))
+    return tuple(choices)
 
 
 @dataclass(frozen=True)

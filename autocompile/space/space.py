@@ -21,7 +21,7 @@ from typing import Any
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header, ProbeResult
-from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
+from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, options_of
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.dimensions import (
     DIMENSIONS,
@@ -33,6 +33,7 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.settings.tuned import Tuned
+from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
 from autocompile.store.runs import is_same_target, split_spec
 
@@ -103,13 +104,6 @@ EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
 OBJECTIVES = ("throughput", "latency")
 
 
-def budget_of(effort: str) -> float | None:
-    """The budget of an effort, in seconds."""
-    if effort not in EFFORTS:
-        raise UsageError(f"effort {effort!r} is none of {', '.join(EFFORTS)}")
-    return EFFORTS[effort]
-
-
 @dataclass(frozen=True)
 class Plan:
     """One request to tune, with the parameters of :func:`autocompile.tune`."""
@@ -128,10 +122,11 @@ class Plan:
     pythons: tuple[tuple[str, str], ...] = ()
     # Batch size and config of what is tried of each phase, beside eager mode and plain
     # torch.compile(); None for all that the space gives.
-    only: Mapping[str, Sequence[tuple[int | None, Mapping[str, Any]]]] | None = None
+    only: Mapping[str, list[tuple[int | None, dict[str, Any]]]] | None = None
 
     def __post_init__(self) -> None:
-        budget_of(self.effort)
+        if self.effort not in EFFORTS:
+            raise UsageError(f"effort {self.effort!r} is none of {', '.join(EFFORTS)}")
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
@@ -154,14 +149,12 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_dict` wrote; a RunError if this version does not know all of it."""
-        fields: dict[str, Any] = {**data, "limits": limits_of(data)}
-        fields["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
-        fields["phases"] = None if data["phases"] is None else tuple(data["phases"])
         try:
-            return cls(**{**fields, "space": SearchSpace(**data["space"])})
-        except TypeError as error:
+            plan: Plan = of_fields(cls, data)
+        except (TypeError, ValueError) as error:
             hint = "go on with it in the autocompile that it was made with"
             raise RunError(f"the run asks for something else: {error}", hint=hint) from None
+        return plan
 
     def demand_same(self, asked: Mapping[str, Any]) -> None:
         """Check that a run with this plan may go on, by the fields that are asked for now."""
@@ -183,11 +176,6 @@ def asked_for(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in nothing}
 
 
-def limits_of(data: Mapping[str, Any]) -> Limits:
-    """The limits of a plan as ``run.json`` holds it, as far as this version knows them."""
-    return Limits(**{n: data["limits"].get(n) for n in Limits.__dataclass_fields__})
-
-
 def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
     """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
 
@@ -196,9 +184,10 @@ def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tup
     """
     if only is not None:
         given = dict(environments(pythons))
-        theirs = {n: only.interpreters.get(n, n) for n in sorted(only.environments)}
+        used = {c.config.environment for choices in only.phases.values() for c in choices}
+        theirs = {n: only.interpreters.get(n, n) for n in sorted(used - {"default"})}
         pythons = [f"{name}={path}" for name, path in {**theirs, **given}.items()]
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for text in pythons:
         name, equals, path = text.rpartition("=")
         place = shutil.which(path if equals else text)
@@ -211,11 +200,11 @@ def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tup
         folder = Path(place).absolute().parent
         name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
-        if name == "default" or name in found:  # autocompile's interpreter is the default one
+        if name == "default" or name in paths:  # autocompile's interpreter is the default one
             hint = f"--python {name}-2={path or text}"
             raise UsageError(f"two environments are called {name}", hint=hint)
-        found[name] = str(folder / Path(place).name)
-    return tuple(found.items())
+        paths[name] = str(folder / Path(place).name)
+    return tuple(paths.items())
 
 
 def target_spec(target: str | Path | Callable[..., Any]) -> str:
@@ -280,11 +269,11 @@ class Space:
         }
 
 
-def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
-    """The settings of each phase, by what the probe of each environment found, the own first."""
-    phases = next(iter(found.values())).target["phases"]
+def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]:
+    """The settings of each phase, by the probe of each environment, the default one first."""
+    phases = next(iter(probes.values())).target["phases"]
     if plan.only is None:
-        demand_known(plan.space, list(found.values()))
+        demand_known(plan.space, list(probes.values()))
     spaces = {}
     for phase in phases:
         if plan.only is not None:  # each beside eager mode and plain torch.compile()
@@ -296,7 +285,7 @@ def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
             spaces[phase] = Space(tuple(every), {})
             continue
         parts = []
-        for name, here in found.items():
+        for name, here in probes.items():
             sizes = sizes_of(phase, plan, here.target)
             parts.append(build_space(plan.space, here, _place(phase, here), sizes, name))
         spaces[phase] = Space(
@@ -314,7 +303,7 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     modes = dict.fromkeys(mode for o in offers for mode in o.modes)
     options = dict.fromkeys(name for o in offers for name in o.options)
     tried = wanted.backends or [name for o in offers for name in o.backends]
-    others = {name for backend in tried for name in own_options(backend)}
+    others = {name for backend in tried for name in options_of(backend)}
     for name in (n for n in wanted.backends or () if n not in {*backends, *BACKENDS}):
         close = difflib.get_close_matches(name, backends, 1)
         known = (n for n in backends if n != "eager" and "TESTING" not in n)
@@ -336,12 +325,12 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
             )
 
 
-def _place(phase: str, found: ProbeResult) -> Place:
-    target = found.target
+def _place(phase: str, probe: ProbeResult) -> Place:
+    target = probe.target
     return Place(
         phase,
-        found.environment["device"].split(":")[0],
-        target.get("threads", {}).get(phase, found.environment["threads"]),
+        probe.environment["device"].split(":")[0],
+        target.get("threads", {}).get(phase, probe.environment["threads"]),
         target.get("has_convolutions", False),
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
@@ -370,19 +359,19 @@ def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | No
                 hint="def get_inputs(batch_size), or the same command without --batch-size",
             )
         return [fixed]
-    own = target.get("own_batch_size", {}).get(phase)
+    own_size = target.get("own_batch_size", {}).get(phase)
     is_alone = plan.phases == (LEARNER_UPDATE,)  # or else sizes are asked for forward passes
-    if phase == LEARNER_UPDATE and own and not (asked and is_alone):
-        return [own]
-    return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
+    if phase == LEARNER_UPDATE and own_size and not (asked and is_alone):
+        return [own_size]
+    return sorted(set(asked or (*DEFAULT_BATCH_SIZES, *([own_size] if own_size else []))))
 
 
 def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str, int | None]:
     """The batch size of each phase that comes first: the target's own, or by the objective."""
-    own = run["target"].get("own_batch_size") or {}
+    own_size = run["target"].get("own_batch_size") or {}
     choose = min if run["plan"]["objective"] == "latency" else max
     sizes = {n: [s.batch_size or 0 for s in one.settings] for n, one in spaces.items()}
-    return {name: own.get(name) or choose(sizes[name]) or None for name in spaces}
+    return {name: own_size.get(name) or choose(sizes[name]) or None for name in spaces}
 
 
 def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
@@ -411,7 +400,7 @@ def build_space(
         for each in itertools.product(*values.values())
     ]
     baselines = ("eager", *(["inductor"] if "inductor" in backends else []))
-    kept = {CompileConfig(name, environment=environment): None for name in baselines}
+    configs = {CompileConfig(name, environment=environment): None for name in baselines}
     unusable: dict[Setting, str] = {}
     listed: list[CompileConfig] = []
     for backend in dict.fromkeys(("eager", *backends)):
@@ -421,13 +410,13 @@ def build_space(
         else:
             listed += _configs(backend, wanted, offered, place, around, dropped)
     for config in listed:
-        if config in kept:
+        if config in configs:
             continue
         if reason := why_not(config, place) or _why_not_paired(config, wanted, place):
             dropped[reason] += 1
         else:
-            kept[config] = None
-    settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
+            configs[config] = None
+    settings = tuple(Setting(c, size, place.phase) for c in configs for size in batch_sizes)
     prefix = "" if environment == "default" else f"{environment}: "
     merged = {
         f"{prefix}mode {name}": f"{equal} (no other effect on {place.device})"
@@ -501,12 +490,12 @@ def _options(
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
     known = BACKENDS.get(backend, Backend())
     if wanted.options is not None and backend != "eager":
-        there = set(offered.options) if known.has_modes else own_options(backend)
+        there = set(offered.options) if known.has_modes else options_of(backend)
         wrong = [name for each in wanted.options for name, _ in each if name not in there]
         dropped.update(f"{backend} has no option {name}" for name in wrong)
         asked = [dict(each) for each in wanted.options]
         return [each for each in asked if set(each) <= there] or [{}]
-    found: list[Mapping[str, OptionValue]] = [{}]
+    tried: list[Mapping[str, OptionValue]] = [{}]
     for variant in known.variants:
         if variant.device not in (None, place.device):
             reason = f"{backend}'s options for {variant.device} are not for {place.device}"
@@ -517,5 +506,5 @@ def _options(
         if reason:
             dropped[reason] += 1
         else:
-            found.append(variant.options)
-    return found
+            tried.append(variant.options)
+    return tried

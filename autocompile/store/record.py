@@ -154,13 +154,13 @@ class Record(TaskResult):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
         """Read what :meth:`to_dict` wrote, and pass over the keys of other versions."""
-        found = known(cls, data)
+        values = known(cls, data)
         if not isinstance(config := data["config"], CompileConfig):
-            found["config"] = CompileConfig.from_dict(config, data["phase"])
+            values["config"] = CompileConfig.from_dict(config, data["phase"])
         detail = dict(data.get("detail", {}))
         # Older versions kept some fields there.
         moved = {f.name: detail.pop(f.name) for f in fields(cls) if f.name in detail}
-        record: Record = of_fields(cls, {**moved, **found, "detail": detail})
+        record: Record = of_fields(cls, {**moved, **values, "detail": detail})
         return record
 
 
@@ -278,6 +278,6 @@ class Measurement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """Read a measurement, and pass over the keys of other versions."""
-        found: Measurement = of_fields(cls, known(cls, data))
-        _ = found.speedup  # raises if the times are invalid
-        return found
+        measurement: Measurement = of_fields(cls, known(cls, data))
+        _ = measurement.speedup  # raises if the times are invalid
+        return measurement

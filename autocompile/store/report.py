@@ -280,16 +280,16 @@ class Report(_Part):
         if lost := [name for name in ("target", "environment", "phases") if name not in data]:
             raise UsageError(f"{where} is not a report: it has no {lost[0]}")
         try:
-            found: Report = cls.from_dict(data)
+            report: Report = cls.from_dict(data)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"{where} is damaged, or was written by another version: {error}",
                 hint="autocompile show --schema   (prints what a report holds)",
             ) from None
-        return found
+        return report
 
     def to_dict(self) -> dict[str, Any]:
-        found = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
         if not self.in_algorithm:
-            del found["in_algorithm"]
-        return found
+            del values["in_algorithm"]
+        return values

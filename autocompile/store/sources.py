@@ -36,8 +36,8 @@ def sources_of(spec: str) -> Sources | None:
     if file is None:
         return None
     folder = here if here in file.parents else file.parent
-    found = sorted(_closure(file, folder).items())
-    files = {str(p.relative_to(folder)): data for p, data in found}
+    contents = sorted(_closure(file, folder).items())
+    files = {str(p.relative_to(folder)): data for p, data in contents}
     return Sources(folder, files, file, spec.removeprefix(place))
 
 
@@ -52,21 +52,21 @@ def _module(name: str, folders: list[Path]) -> Path | None:
 
 def _closure(file: Path, place: Path) -> dict[Path, bytes]:
     """The file and all that it imports under ``place``, with the packages they are in."""
-    found, todo = dict[Path, bytes](), [file]
+    contents, todo = dict[Path, bytes](), [file]
     while todo:
         path = todo.pop()
-        if path in found or (place not in path.parents):
+        if path in contents or (place not in path.parents):
             continue
         with contextlib.suppress(OSError):  # the trial tells
-            found[path] = path.read_bytes()
+            contents[path] = path.read_bytes()
         folders = [file.parent, path.parent, place]
-        for name in _imports(path, found.get(path, b""), place):
+        for name in _imports(path, contents.get(path, b""), place):
             parts = name.split(".")
             for end in range(1, len(parts) + 1):  # a package's __init__ runs before its modules
                 if (each := _module(".".join(parts[:end]), folders)) is not None:
                     todo.append(each)
         todo += [p / "__init__.py" for p in path.parents if (p / "__init__.py").is_file()]
-    return found
+    return contents
 
 
 def _imports(path: Path, source: bytes, place: Path) -> list[str]:

@@ -60,7 +60,7 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
     def found(executor: FakeExecutor) -> list[Any]:
         result = tuned(target, executor, space=SearchSpace(batch_sizes=(1, 4)), effort="full")
         kept = [r for r in result.trials if r.role == "search"]
-        return sorted((r.config.key, r.batch_size or 0, r.duplicate_of is None) for r in kept)
+        return sorted((r.config.label(), r.batch_size or 0, r.duplicate_of is None) for r in kept)
 
     one, many = FakeExecutor(script), FakeExecutor(script, slots=slots)
     assert found(many) == found(one)

@@ -9,12 +9,11 @@ from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.tuned import Tuned
 
 
-def test_equal_settings_compare_hash_and_key_equal() -> None:
+def test_equal_settings_compare_and_hash_equal() -> None:
     one = CompileConfig(options={"b": 1, "a": True})  # type: ignore[arg-type]
     two = CompileConfig(options=(("a", True), ("b", 1)))
     assert one == two
     assert hash(one) == hash(two)
-    assert one.key == two.key
 
 
 def test_eager_has_one_form_whatever_else_is_said() -> None:

@@ -200,7 +200,6 @@ assert Setting(blue, 1).params()["tint"] == "blue"
 
 assert blue.to_dict()["tint"] == "blue"
 assert CompileConfig.from_dict(blue.to_dict()) == blue
-assert blue.key != CompileConfig().key
 assert blue.label() == "inductor · blue tint"
 assert blue.features - CompileConfig().features == {"tint=blue"}
 

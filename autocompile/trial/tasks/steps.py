@@ -75,7 +75,7 @@ class Comparison:
         channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
         with self.exclusive_on_cpu():
-            self.eager, self.verifier = self._eager(config.numbers, notes)
+            self.eager, self.verifier = self._eager(config.eager_reference, notes)
 
     def exclusive_on_cpu(self) -> contextlib.AbstractContextManager[None]:
         """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
