@@ -9,7 +9,6 @@ database is made anew from the records, and one that ``--storage`` names gets th
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
-from autocompile.search.sampler import LEFT, ListedSampler, Rest
+from autocompile.search.sampler import ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -59,7 +58,7 @@ class OptunaStudy:
 
     @property
     def left(self) -> int:
-        return int((self.sampler.seen(self._memory).state == LEFT).sum())
+        return len(self.sampler.left(self._memory))
 
     def ask(self) -> Setting | None:
         """The next setting; None if none can be tried now."""
@@ -171,7 +170,6 @@ def _attributes(record: Record) -> dict[str, Any]:
         speedup = record.measurement.speedup
         every["call_ms"] = float(f"{1e3 * record.measurement.compiled_call_s:.4g}")
         every["interval"] = f"{speedup.low:.3f} to {speedup.high:.3f}"
-        every["spread"] = math.log(speedup.high / speedup.low)
     return every
 
 
