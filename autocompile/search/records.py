@@ -10,8 +10,7 @@ from typing import Any
 
 from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
-from autocompile.settings.config import CompileConfig, Setting
-from autocompile.settings.dimensions import DIMENSIONS
+from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, Step
 
 Known = Mapping[Setting, Record]
@@ -94,79 +93,40 @@ def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list
 
 
 def answer(number: int, setting: Setting, known: Known) -> Record | None:
-    """The record of a setting as far as other trials determine it; None if it must be tried."""
-    place = number, setting.phase, setting.config, setting.batch_size
-    own: dict[str, Any] = {"number": number, "config": setting.config, "wall_s": 0.0, "spans": ()}
+    """The record of a setting by that of its plainer twin; None if it must be tried."""
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
-    if twin and twin.ok and _is_one_graph(twin):
-        source = twin.number if twin.duplicate_of is None else twin.duplicate_of
-        notes = [*twin.notes, _FULLGRAPH]
-        return dataclasses.replace(twin, duplicate_of=source, notes=notes, **own)
-    if setting.config.fullgraph and (broke := _break_of(setting, known)):
-        same = None if broke.ok else broke.number
-        detail = {"breaks": broke.detail.get("breaks", []), "answered": True}
-        outcome, step = Outcome.GRAPH_BREAK, Step.COMPILE
-        return Record(*place, outcome, step, _told(broke), duplicate_of=same, detail=detail)
-    if empty := _without_graph(setting, known):
-        detail = {**empty.detail, "answered": True}
-        return dataclasses.replace(empty, duplicate_of=empty.number, detail=detail, **own)
-    return None
+    if twin is None:
+        return None
+    if twin.ok and twin.graph_breaks:
+        place = number, setting.phase, setting.config, setting.batch_size
+        detail = {"breaks": twin.detail.get("breaks", []), "answered": True}
+        return Record(*place, Outcome.GRAPH_BREAK, Step.COMPILE, _breaks(twin), detail=detail)
+    if twin.ok and not _is_one_graph(twin):
+        return None
+    return dataclasses.replace(
+        twin,
+        number=number,
+        config=setting.config,
+        wall_s=0.0,
+        spans=(),
+        duplicate_of=twin.number if twin.duplicate_of is None else twin.duplicate_of,
+        detail=twin.detail if twin.ok else {**twin.detail, "answered": True},
+        notes=[*twin.notes, _FULLGRAPH] if twin.ok else twin.notes,
+    )
 
 
 def _is_one_graph(record: Record) -> bool:
     """Whether it was compiled once as one graph, so that ``fullgraph=True`` is equal."""
-    skipped = record.graph_breaks or record.recompiles or record.detail.get("skipped_frames")
+    skipped = record.recompiles or record.detail.get("skipped_frames")
     return not skipped and record.graphs in (None, 1)
 
 
-def _told(broke: Record) -> str:
-    """How a trial says that the graph breaks."""
-    if not broke.ok:
-        return broke.message
-    first: Mapping[str, str] = next(iter(broke.detail.get("breaks", [])), {})
+def _breaks(record: Record) -> str:
+    """What a trial says of the breaks of its graph."""
+    first: Mapping[str, str] = next(iter(record.detail.get("breaks", [])), {})
     reason = f": {first['reason']}" if first.get("reason") else ""
     place = f" ({first['place']})" if first.get("place") else ""
-    return f"trial {broke.number} broke the graph {broke.graph_breaks} times{reason}{place}"
-
-
-def _break_of(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo broke this graph: it failed of that, or counted the breaks."""
-    broke = (
-        r for r in known.values() if (r.graph_breaks and r.ok) or r.outcome is Outcome.GRAPH_BREAK
-    )
-    found = [r for r in _traced_alike(setting, broke) if r.duplicate_of is None]
-    return min(found, key=lambda r: r.ok, default=None)  # a failed one has torch's message
-
-
-def _without_graph(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo captured no graph.
-
-    Constant weights and regions compile something else, so they are excluded.
-    """
-    config = setting.config
-    if config.is_eager or config.freezing or config.scope != "model":
-        return None
-    empty = (r for r in known.values() if r.outcome is Outcome.NOT_COMPILED)
-    found = (r for r in _traced_alike(setting, empty) if not r.config.freezing)
-    return next(found, None)
-
-
-def _traced_alike(setting: Setting, records: Iterable[Record]) -> list[Record]:
-    """The trials in which Dynamo has seen what it would see of this setting, with any backend."""
-    return [
-        r
-        for r in records
-        if (r.phase, r.batch_size) == setting.cell
-        and not r.detail.get("answered")
-        and _traces_alike(r.config, setting.config)
-    ]
-
-
-def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
-    """Whether Dynamo, which comes before any backend, sees one program and the same shapes."""
-    same = (d.name for d in DIMENSIONS if not d.traces_alike)
-    same_shapes = (ours.dynamic is True) == (theirs.dynamic is True)
-    return same_shapes and all(getattr(ours, name) == getattr(theirs, name) for name in same)
+    return f"trial {record.number} broke the graph {record.graph_breaks} times{reason}{place}"
 
 
 def known_codes(setting: Setting, worked: Iterable[Record]) -> dict[str, int]:

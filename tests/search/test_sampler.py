@@ -299,7 +299,9 @@ def test_eager_has_no_features_and_no_uncertainty() -> None:
     assert CompileConfig(fullgraph=True).features == {"inductor"}
     every = settings((4,))
     none = np.full(len(every), math.nan)
-    mean, deviation = Effects(every, {"forward": Prior()}).posterior(none, np.full(len(every), 0.03))
+    mean, deviation = Effects(every, {"forward": Prior()}).posterior(
+        none, np.full(len(every), 0.03)
+    )
     assert mean[0] == 0
     assert deviation[0] < 1e-3
 
