@@ -82,8 +82,8 @@ class Effects:
         self.cell = _codes([s.cell for s in settings])
         self._config = _codes([s.config for s in settings])
         names = sorted(set().union(*(s.config.features for s in settings)))
-        has = [[name in s.config.features for name in names] for s in settings]
-        has = np.array(has, dtype=bool).reshape(len(settings), len(names))
+        rows = [[name in s.config.features for name in names] for s in settings]
+        has = np.array(rows, dtype=bool).reshape(len(settings), len(names))
         kinds = [name.split("=")[0] for name in names]
         deviations = [_FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds]
         self._deviations = has * np.array(deviations)

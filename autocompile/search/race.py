@@ -278,9 +278,9 @@ class Race:
             if not record.ok and had_company and trial not in self._alone:
                 self._alone.add(trial)
                 continue
-            place = {"number": next(numbers), "race": current.number}
-            detail = {**record.detail, "raced_in": job}
-            study.save_raced(dataclasses.replace(record, **place, detail=detail))
+            record.number, record.race = next(numbers), current.number
+            record.detail["raced_in"] = job
+            study.save_raced(record)
         is_of_setting = self._at_work(job) in [c.record.number for c in group]
         if ending.outcome is Outcome.OK:
             is_of_setting = bool(ending.payload.get("sides"))

@@ -35,7 +35,7 @@ _WORTH = 0.01  # expected log gain of an untried setting above which the answer 
 _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
-# failures of one kind mostly have one cause (frozen weights of a model with a cache failed 8 times).
+# failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
 _FAILURE, _FAILURE_NOISE = -0.2, 0.33
 
 LEFT, RUNNING, FAILED, WORKED = range(4)  # what has become of a setting

@@ -19,7 +19,7 @@ from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TrialRequest
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
-from autocompile.search.records import answer, known_codes, of_twin, to_record
+from autocompile.search.records import answer, to_record
 from autocompile.search.sampler import ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -185,7 +185,6 @@ class Study:
             batch_size=setting.batch_size,
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            known_codes=known_codes(setting, worked),
             compile_threads=self.executor.compile_threads(is_alone),
         )
         seen = [
@@ -207,10 +206,7 @@ class Study:
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
         ending = dataclasses.replace(ending, first=self._first_tries.pop(number, None))
-        record = to_record(number, setting, ending)
-        if record.outcome is Outcome.OK and record.measurement is None:
-            record = of_twin(record, self._known)
-        return record
+        return to_record(number, setting, ending)
 
     # What is saved --------------------------------------------------------------------------------
 

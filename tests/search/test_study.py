@@ -42,7 +42,7 @@ from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.protocol.requests import Kind
 from autocompile.settings.config import CompileConfig
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import Outcome, Step
+from autocompile.store.record import Outcome
 
 
 def forward(result: autocompile.Result) -> dict[str, Any]:
@@ -182,25 +182,6 @@ def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> No
     for r in result.trials:
         broken = r.outcome is Outcome.GRAPH_BREAK
         assert broken == (r.config.fullgraph and r.config.dynamic is True)
-
-
-def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
-    def coded(request: Mapping[str, Any]) -> Ending:
-        if twin := request.get("known_codes", {}).get("abc"):
-            spans = (("compile", 1.0, 4.0),)
-            return Ending(
-                Outcome.OK, Step.EXIT, payload={"duplicate_of": twin}, wall_s=3.0, spans=spans
-            )
-        return measured(1.3, code="abc")
-
-    space = dataclasses.replace(SPACE, fullgraph=(False,), dynamic=(None,), freezing=(False,))
-    result = tuned(target, where(is_compiled, coded), space=space)
-    assert result.config["forward"].mode == "default"
-    (twin,) = [r for r in result.trials if r.config.mode == "max-autotune"]
-    source = result.best["forward"]
-    assert (twin.duplicate_of, twin.wall_s, twin.began) == (source.number, 3.0, 1.0)
-    assert twin.measurement == source.measurement
-    assert f"same code as for trial {source.number}" in twin.notes[-1]
 
 
 # Constant weights --------------------------------------------------------------------------------
