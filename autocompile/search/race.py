@@ -251,11 +251,10 @@ class Race:
         return request.number
 
     def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:
-        """With the cache of a trial that has compiled the same code, if one is there."""
+        """With the compiler cache of its trial, if one is there."""
         factory, number = self.study.job_factory, c.record.number
-        cached = next(filter(factory.has_cache, (number, *c.same_code)), number)
-        cache = str(factory.cache_of(cached))
-        return Side(number, c.record.config, cache, factory.has_cache(number), exported)
+        cache, has_cache = str(factory.cache_of(number)), factory.has_cache(number)
+        return Side(number, c.record.config, cache, has_cache, exported)
 
     def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
         self.study.job_factory.drop_cache(job)

@@ -69,7 +69,6 @@ class Dimension:
     # Why a setting that has another value than the default is not tried; or empty.
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
     needs_compiler: bool = False  # it means nothing in eager mode
-    in_source: bool = False  # all that it does is in the code that Inductor writes
     bakes: bool = False  # what new weights cost where they are constants depends on it
     # On the speed: ``per kind`` is another one in eager mode than in compiled code; none where it
     # is known by other names, or there is none.
@@ -178,8 +177,7 @@ def _no_freezing(place: Place) -> str:
     return "the model writes to its own buffers" if place.writes_buffers else ""
 
 
-# An argument of torch.compile() whose whole effect is in the code that comes out.
-_argument = functools.partial(Dimension, needs_compiler=True, in_source=True, applied="argument")
+_argument = functools.partial(Dimension, needs_compiler=True, applied="argument")
 
 
 # fmt: off

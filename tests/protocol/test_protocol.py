@@ -56,7 +56,6 @@ REQUESTS: dict[Kind, Request] = {
         batch_size=4,
         limits=TimingLimits(beat=1.3),
         calls_per_update=10,
-        known_codes={"abc": 2},
     ),
     Kind.RACE: RaceRequest(header=HEADER, number=5, sides=(RACED,), batch_size=4, **RACE),
     Kind.EXPORTED: RaceRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
@@ -93,7 +92,7 @@ def test_a_request_of_an_older_version_is_read() -> None:
     assert isinstance(request, TrialRequest)
     assert (request.number, request.config) == (7, CompileConfig("inductor"))
     assert request.limits == TimingLimits(beat=1.25)
-    assert (request.header, request.known_codes) == (Header("net.py"), {})
+    assert request.header == Header("net.py")
 
 
 @pytest.mark.parametrize(
