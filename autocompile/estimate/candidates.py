@@ -214,16 +214,12 @@ def of_sets(logs: list[float], searched: float) -> Interval:
 
 
 class _Eager:
-    """Seconds of eager calls, over all processes and of each race, by environment and batch size.
-
-    Args:
-        working: those that are duplicates have the measurement of another record.
-    """
+    """Seconds of eager calls, of all processes and of each race, by environment and batch size."""
 
     def __init__(self, working: Iterable[Record]) -> None:
         self._times: dict[tuple[str, int | None, int | None], list[float]] = defaultdict(list)
         for r in working:
-            if r.duplicate_of is None and r.measurement is not None:
+            if r.duplicate_of is None and r.measurement is not None:  # others have another's
                 for race in {r.race, None}:
                     key = r.config.environment, r.batch_size, race
                     self._times[key].append(r.measurement.eager_call_s)

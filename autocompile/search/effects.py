@@ -68,18 +68,14 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 
 
 class Effects:
-    """The model of all settings of a study, with a prior for each phase.
-
-    Attributes:
-        cell: a number for the phase and batch size of each setting.
-    """
+    """The model of all settings of a study, with a prior for each phase."""
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self._prior = np.array([priors[s.phase].mean(s.config) for s in settings])
         self._phase = _codes([s.phase for s in settings])
-        self.cell = _codes([s.cell for s in settings])
+        self.cell = _codes([s.cell for s in settings])  # of phase and batch size
         self._config = _codes([s.config for s in settings])
         names = sorted(set().union(*(s.config.features for s in settings)))
         rows = [[name in s.config.features for name in names] for s in settings]

@@ -34,7 +34,7 @@ _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 @dataclass
 class _Set:
-    """One set of a phase and batch size: settings by process, those to start and those started."""
+    """One set of a phase and batch size: settings by process, those to start and those running."""
 
     cell: Cell
     number: int
@@ -42,8 +42,7 @@ class _Set:
     began: float
     waiting: list[list[Candidate]]
     takes_turns: bool
-    started: dict[int, list[Candidate]] = field(default_factory=dict)
-    running: set[int] = field(default_factory=set)
+    running: dict[int, list[Candidate]] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Race:
                 if not jobs.size:
                     return  # nothing is left, or Ctrl-C before it began
                 job, ending = jobs.next()
-                current = next(each for each in sets if job in each.started)
+                current = next(each for each in sets if job in each.running)
                 self._save(job, current, ending)
                 if not current.waiting and not current.running:
                     spent_s = self.study.budget.spent_s - current.began
@@ -197,8 +196,7 @@ class Race:
         while current.waiting and jobs.has_room and not (self._alone and jobs.size):
             group = current.waiting.pop(0)
             job = self._start(jobs, current.cell, group, takes_turns=current.takes_turns)
-            current.started[job] = group
-            current.running.add(job)
+            current.running[job] = group
 
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
         """Who shares a process with whom.
@@ -268,8 +266,7 @@ class Race:
 
     def _save(self, job: int, current: _Set, ending: Ending) -> None:
         """Save a record of each side; one that failed beside others is run again by itself."""
-        study, group = self.study, current.started[job]
-        current.running.discard(job)
+        study, group = self.study, current.running.pop(job)
         had_company = current.takes_turns or len(group) > 1
         numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
         for record in self._records(job, group, ending):

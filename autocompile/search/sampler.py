@@ -61,9 +61,7 @@ class Results(NamedTuple):
 class ListedSampler(BaseSampler):
     """A sampler over a list of settings: all that may be tried, of all phases and batch sizes.
 
-    Args:
-        settings: the list.
-        own_sizes: the user's own batch size by phase, which has priority.
+    The user's own batch size of each phase has priority.
 
     Attributes:
         baselines: plain ``torch.compile()`` of each phase at the user's own batch size.
@@ -353,8 +351,7 @@ def make_sampler(
     """The sampler of that name, one of ``SAMPLERS``, or over any other one of Optuna's kind."""
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes)
-    if isinstance(name, BaseSampler):
-        return FiniteSampler(settings, name, seed, own_sizes)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # a multivariate TPE is experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return FiniteSampler(settings, _INNER[name](seed=seed), seed, own_sizes)
+        inner = name if isinstance(name, BaseSampler) else _INNER[name](seed=seed)
+    return FiniteSampler(settings, inner, seed, own_sizes)

@@ -92,7 +92,7 @@ class Study:
                     self._save(self._concluded(number, ending))
             while self._to_retry:  # Ctrl-C, or the budget is spent
                 number = self._to_retry.popleft()
-                first = self._first_tries[number]
+                first = self._first_tries.pop(number)
                 ended = f"the first ended with {first.outcome.value} ({first.message})"
                 message = f"stopped before its second try; {ended}"
                 stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=message)
@@ -116,11 +116,8 @@ class Study:
 
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends."""
-        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s)
-
-    @property
-    def _is_baseline_running(self) -> bool:
-        return not self.sampler.baselines.isdisjoint(self._running.values())
+        has_baseline = not self.sampler.baselines.isdisjoint(self._running.values())
+        return self.budget.is_over(0.0 if has_baseline else self._races_s)
 
     def _limit_s(self) -> float:
         """How long a trial may take that begins now, so that it ends before the races.
