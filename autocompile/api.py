@@ -298,7 +298,6 @@ def _sampler(
 ) -> ListedSampler:
     device = run["environment"]["device"].split(":")[0]
     has_convolutions = run["target"].get("has_convolutions", False)
-    modules = run["target"].get("modules")
-    priors = {p: prior_of(device, p, has_convolutions).of_size(modules) for p in spaces}
+    priors = {p: prior_of(device, p, has_convolutions) for p in spaces}
     settings = [setting for space in spaces.values() for setting in space.settings]
     return make_sampler(name, settings, priors, own_sizes, seed)

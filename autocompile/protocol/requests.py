@@ -83,7 +83,6 @@ class TrialRequest(Request):
     batch_size: int | None = None
     limits: TimingLimits = TimingLimits()
     calls_per_update: int | None = None
-    known_codes: Mapping[str, int] = field(default_factory=dict)  # code to trial that measured it
     compile_threads: int = 1  # of Inductor
 
 

@@ -475,7 +475,7 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     found = over_sets([math.log(with_refreshes(m.speedup.value, best.record, m.eager_call_s))])
     is_as_fast = ratio(found, best.speedup).high >= 1
     now = whole_call_s(m, best.record)
-    then = [s for _, s in best.processes] or [now]
+    then = best.processes or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
     agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
     return Exported(

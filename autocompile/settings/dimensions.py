@@ -68,8 +68,6 @@ class Dimension:
     # Why a setting that has another value than the default is not tried; or empty.
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
     needs_compiler: bool = False  # it means nothing in eager mode
-    in_source: bool = False  # all that it does is in the code that Inductor writes
-    traces_alike: bool = False  # Dynamo sees the same program at each value
     # On the speed: ``per kind`` is another one in eager mode than in compiled code; none where it
     # is known by other names, or there is none.
     effect: Literal["none", "same", "per kind"] = "same"
@@ -177,17 +175,14 @@ def _no_freezing(place: Place) -> str:
     return "the model writes to its own buffers" if place.writes_buffers else ""
 
 
-# An argument of torch.compile() whose whole effect is in the code that comes out.
-_argument = functools.partial(
-    Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
-)
+_argument = functools.partial(Dimension, needs_compiler=True, applied="argument")
 
 
 # fmt: off
 DIMENSIONS = (
     Dimension(
         "backend", "inductor", "comma list, e.g. inductor,cudagraphs", plural="backends",
-        traces_alike=True, effect="none", applied="argument",
+        effect="none", applied="argument",
     ),
     _argument(
         "mode", "default", "comma list of Inductor modes", plural="modes", effect="none",
@@ -215,12 +210,12 @@ DIMENSIONS = (
         "freezing", False, "comma list of true, false", (False, True), kinds=(bool,),
         missing=_no_freezing,
         why_not=lambda c, _: "" if c.entry.by_inductor else "only Inductor freezes weights",
-        needs_compiler=True, traces_alike=True, label=lambda value: "frozen weights",
+        needs_compiler=True, label=lambda value: "frozen weights",
     ),
     Dimension(
         "memory_format", "default", "comma list of default, channels_last",
         ("default", "channels_last"), missing=no_convolutions, why_not=_takes_memory_format,
-        traces_alike=True, effect="per kind", applied="model",
+        effect="per kind", applied="model",
         line=lambda value: f"model = model.to(memory_format=torch.{value})",
     ),
     Dimension(
@@ -234,13 +229,13 @@ DIMENSIONS = (
         "threads", None, "comma list, e.g. 1,2; all if left out",
         values=_some_threads, kinds=(int, type(None)),
         missing=lambda place: "" if place.device == "cpu" else "threads are about CPUs",
-        traces_alike=True, effect="per kind", applied="process",
+        effect="per kind", applied="process",
         label=lambda count: f"{count} thread{'s' * (count != 1)}",
         line=lambda count: f"torch.set_num_threads({count})",
     ),
     Dimension(
         "precision", "default", "comma list of default, high, medium: changes numbers",
-        ("default", "high", "medium"), by_name=True, missing=_no_numbers, traces_alike=True,
+        ("default", "high", "medium"), by_name=True, missing=_no_numbers,
         applied="process", label=lambda value: f"{value} precision",
         line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
     ),
@@ -251,7 +246,7 @@ DIMENSIONS = (
     ),
     Dimension(
         "guards", "all", "comma list, e.g. all,skip_inbuilt_modules: drops checks",
-        ("all", *GUARD_FILTERS), by_name=True, needs_compiler=True, traces_alike=True,
+        ("all", *GUARD_FILTERS), by_name=True, needs_compiler=True,
         is_written=True, label=lambda value: f"guards {value}",
     ),
     Dimension("environment", "default", applied="interpreter"),

@@ -199,19 +199,6 @@ def test_a_backend_that_changes_the_process_for_what_follows_runs_by_itself(targ
     assert all(group == ["zentorch"] for group in groups if "zentorch" in group)
 
 
-@pytest.mark.parametrize(("of_gpu", "are_apart"), [(None, True), (3e9, True), (80e9, False)])
-def test_more_memory_than_a_trial_may_have_is_not_shared(
-    target: Path, of_gpu: float | None, are_apart: bool
-) -> None:
-    """On a GPU a trial's bytes are of the GPU, whatever it may have of the host's."""
-    truth = {"default": 1.2, "lite": 1.0, "max-autotune": 1.5}
-    environment = {**probed().payload["environment"], "device_memory_bytes": of_gpu}
-    found = probed(**PROBED, environment=environment)
-    executor = Recorder(speeds(truth, peak_memory_bytes=10**9), found)
-    race(target, executor, memory_limit_bytes=3 * 10**9)
-    assert ({len(request["sides"]) for request in executor.of("race")} == {1}) is are_apart
-
-
 def test_ctrl_c_in_a_race_keeps_the_sets_that_had_ended(target: Path) -> None:
     class Impatient(FakeExecutor):
         pressed = False

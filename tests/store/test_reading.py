@@ -54,7 +54,7 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
 def test_a_record_of_an_older_version_is_read_and_statistics_come_from_raw_times() -> None:
     data = record().to_dict()
     assert Record.from_dict(data).began == 1e9
-    for name in ("spans", "weights_live", "where", "code"):
+    for name in ("spans", "weights_live", "where"):
         del data[name]
     data["detail"] = {"weights_live": True, "where": "net.py:3"}
     data["measurement"] |= {"compiled_s": [0.5] * 8, "shortened": []}

@@ -1,9 +1,8 @@
-"""What Dynamo and Inductor have compiled: counters, and a key of the code."""
+"""What Dynamo and Inductor have compiled: counters, and the code."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import os
 import sys
@@ -17,14 +16,6 @@ import torch
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
-from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimensions import DIMENSIONS
-
-# On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
-_AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
-
-# All that these do is in the source; another may be a flag of the C++ compiler.
-_OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kernels"})
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
 _UNDISTURBED = 20  # such kernels in a row
@@ -135,32 +126,6 @@ def loaded_code() -> dict[Path, str]:
         with contextlib.suppress(OSError):
             texts[file] = file.read_text("utf-8", "replace")
     return texts
-
-
-def same_code_key(config: CompileConfig, device: torch.device) -> str:
-    """Equal for two settings of one phase whose calls launch the same code in the same way.
-
-    Inductor's modules hold the source of every kernel and the calls of libraries between them.
-    Empty where nothing is known: another backend, or code from a cache.
-    """
-    if not config.entry.by_inductor:
-        return ""
-    home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    # The fork server's own modules are elsewhere.
-    code = loaded_code().items()
-    texts = [text.replace(str(home), "") for file, text in code if home in file.parents]
-    if not texts:
-        return ""
-    options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}
-    launch = {
-        k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
-    }
-    around = {d.name: getattr(config, d.name) for d in DIMENSIONS if not d.in_source}
-    around["options"] = [o for o in config.options if o[0] not in _OPTIONS_SHOWN | launch.keys()]
-    # Else torch sets it at each call, which takes a while.
-    around["dynamic"] = config.dynamic is None
-    text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def use_compile_workers(threads: int, device: torch.device) -> None:

@@ -224,7 +224,6 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "kind": target.kind,
         "description": type(target.model).__name__,
         "parameters": sum(p.numel() for p in target.model.parameters()),
-        "modules": sum(1 for _ in target.model.modules()),
         "phases": phases,
         "algorithm": target.algorithm,
         "own_batch_size": target.own_batch_size,

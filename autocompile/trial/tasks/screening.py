@@ -41,8 +41,6 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
         output = trial.verifier.seeded_call(trial.compiled, 0)
         with trial.exclusive_on_cpu():
             trial.check_first_calls(output)
-            if result.duplicate_of is not None:  # it is measured, and verified to its end
-                return
             seed = request.header.seed + request.number
             with channel.exclusive(), trial.measuring():
                 measurement, said = screen(
@@ -81,7 +79,7 @@ class _Trial(Comparison):
         self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
 
     def check_first_calls(self, output: Any) -> None:
-        """Verify the first calls, and find the trial that has measured the same code."""
+        """Verify the first calls."""
         request, result = self.request, self.result
         self.channel.step(Step.VERIFY)
         self.verifier.first_calls(self.compiled, output)
@@ -90,11 +88,6 @@ class _Trial(Comparison):
         memory.give_back(self.target.device)
         if not request.config.is_eager:
             self.prove_compiled()
-        result.code = telemetry.same_code_key(request.config, self.target.device)
-        result.duplicate_of = request.known_codes.get(result.code)
-        if result.duplicate_of is not None:
-            result.compile_window, result.compile_s = self.clock.window, self.clock.compile_s(0.0)
-            return
         demand_draws_by_seed(self.verifier, self.compiled)
         if not request.config.bakes_weights:
             result.weights_live = self.verifier.weights(self.compiled)
