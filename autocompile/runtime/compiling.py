@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import UsageError
-from autocompile.runtime.freezing import Frozen
+from autocompile.runtime.freezing import frozen
 from autocompile.runtime.graphs import compiled
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.backends import BACKENDS
@@ -55,7 +55,7 @@ def compile_function(
     if model is None:
         raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:
-        return Frozen(function, kwargs)
+        return frozen(function, kwargs)
     regions = regions_of(model)
     if not regions:
         raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -20,15 +20,25 @@ def is_weight(value: Any) -> bool:
     return is_static and not value.is_inference()
 
 
-def stamp(weight: torch.Tensor) -> tuple[int, int]:
-    """Address and version: one changes with the weight, while its old memory is held.
+class FrozenWeights:
+    """Arguments of a graph that are constants of what it was compiled to, and whether they changed.
 
-    Writes through ``.data`` and by kernels of other libraries are missed.
+    A change shows as another address or version counter. Writes through ``.data`` and by kernels of
+    other libraries are missed.
     """
-    try:
-        return weight.data_ptr(), weight._version
-    except RuntimeError:  # made in inference mode, which counts no versions
-        return weight.data_ptr(), -1
+
+    def __init__(self, args: Sequence[Any], places: Iterable[int]) -> None:
+        # Before the weights are read: a change in between shows at the next call.
+        self._stamps = [(i, args[i].data_ptr(), args[i]._version) for i in places]
+        # While the weights live, their addresses are not reused.
+        self._weights = [args[i].detach() for i, *_ in self._stamps]
+
+    def are_stale(self, args: Sequence[Any]) -> bool:
+        """Whether one has changed or is another tensor."""
+        for i, pointer, version in self._stamps:
+            if args[i]._version != version or args[i].data_ptr() != pointer:
+                return True
+        return False
 
 
 def count_fused_steps() -> None:
