@@ -125,39 +125,19 @@ def process_of(values: Mapping[str, Any]) -> Iterator[None]:
         end()
 
 
-def backward_within(result: Any, values: Mapping[str, Any], given: Any) -> None:
-    """Set these for the process also while gradients pass from a result's tensors to those given.
-
-    If none of those has gradients, until the end of the backward pass.
-    """
-    inputs = [x for x in _tensors(given) if x.grad_fn is not None]
-    open_ones: list[Callable[[], None]] = []
-    arrived: list[torch.Tensor] = []
+def backward_within(result: Any, values: Mapping[str, Any]) -> None:
+    """Set these for the process also in the backward pass, from a result's tensors to its end."""
+    ends: list[Callable[[], None]] = []
 
     def end() -> None:
-        arrived.clear()
-        while open_ones:
-            open_ones.pop()()
+        while ends:
+            ends.pop()()
 
     def begin(_: torch.Tensor) -> None:
-        if not open_ones:
-            open_ones.append(_PLACES.begin(values))
+        if not ends:
+            ends.append(_PLACES.begin(values))
             cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
-    def leave(gradient: torch.Tensor) -> None:
-        arrived.append(gradient)
-        if len(arrived) >= len(inputs):
-            end()
-
-    for x in _tensors(result):
-        if x.grad_fn is not None:  # not a parameter, which stays
+    for x in pytree.tree_leaves(result):
+        if isinstance(x, torch.Tensor) and x.grad_fn is not None:  # not a parameter, which stays
             x.register_hook(begin)  # type: ignore[no-untyped-call]
-    for x in inputs:
-        x.register_hook(leave)  # type: ignore[no-untyped-call]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Also those in attributes of an object that no pytree knows, as of a dataclass."""
-    leaves = pytree.tree_leaves(value)
-    inside = [vars(x) for x in leaves if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")]
-    return [x for x in (*leaves, *pytree.tree_leaves(inside)) if isinstance(x, torch.Tensor)]

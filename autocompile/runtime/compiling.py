@@ -12,7 +12,7 @@ import torch
 from autocompile.errors import UsageError
 from autocompile.runtime.freezing import frozen
 from autocompile.runtime.graphs import compiled
-from autocompile.runtime.regions import regions_of
+from autocompile.runtime.regions import compile_blocks, repeated_blocks
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
@@ -56,10 +56,10 @@ def compile_function(
         raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:
         return frozen(function, kwargs)
-    regions = regions_of(model)
-    if not regions:
+    blocks = repeated_blocks(model)
+    if not blocks:
         raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
-    regions.compile(**kwargs)
+    compile_blocks(blocks, kwargs)
     return function
 
 

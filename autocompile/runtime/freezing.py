@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
@@ -125,7 +126,11 @@ class _Artifact:
         with compile_lock:  # one thread at a time: what is loaded meanwhile is of this artifact
             modules = _code_cache().modules
             before = {id(module) for module in modules}
-            with importlib.import_module("torch._inductor.config").patch(freezing=True):
+            with (
+                importlib.import_module("torch._inductor.config").patch(freezing=True),
+                # As while Dynamo compiles: other threads' calls would be errors of tracing.
+                mock.patch.object(torch.compiler, "_is_compiling_flag", True),
+            ):
                 self.run = compiler(_arguments_held(graph, args, weights))
             loaded = [module for module in modules if id(module) not in before]
         weakref.finalize(self, _forget, loaded).atexit = False

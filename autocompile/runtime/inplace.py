@@ -16,7 +16,7 @@ from autocompile.runtime.applying import backward_within, prepare_model, process
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
-from autocompile.runtime.regions import regions_of
+from autocompile.runtime.regions import repeated_blocks
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 
@@ -70,7 +70,7 @@ class Compiled:
             return self._counted(*args, **kwargs)
         with process_of(self._process):
             result = self._counted(*args, **kwargs)
-        backward_within(result, self._process, (args, kwargs))
+        backward_within(result, self._process)
         return result
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ class Compiled:
         if self.failed:
             return self.function(*args, **kwargs)
         try:
-            with self._numbers():
+            with self._precision():
                 return (self._compiled or self._first)(*args, **kwargs)
         except Exception as error:
             if not self._or_eager:
@@ -98,7 +98,7 @@ class Compiled:
             self.failed = first_words(error)
             return result
 
-    def _numbers(self) -> contextlib.AbstractContextManager[Any]:
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
         grad = contextlib.nullcontext() if self._grad else torch.no_grad()
         if self.config.autocast == "none":
             return grad
@@ -204,7 +204,7 @@ def apply_to_phase(
     name = "_compiled_call_impl" if phase == phases.FORWARD else f"_{phase}"
     is_last = _has_blocks(vars(module).pop(name, None))
     if is_last and not any(map(_has_blocks, vars(module).values())):
-        for block in regions_of(module).blocks:
+        for block in repeated_blocks(module):
             block._compiled_call_impl = None
     if _is_untouched(config):
         return None

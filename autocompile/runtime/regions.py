@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -21,46 +21,38 @@ _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
 _names = (f"block_{number}" for number in itertools.count())
 
 
-class Regions:
-    """The outermost repeated blocks of a model, in its order."""
-
-    def __init__(self, blocks: list[torch.nn.Module]) -> None:
-        self.blocks = blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def describe(self) -> str:
-        """For example ``6 TransformerEncoderLayer``."""
-        counts = Counter(type(block).__name__ for block in self.blocks)
-        return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-    def compile(self, **kwargs: Any) -> None:
-        """Compile each block in place with the arguments of ``torch.compile``.
-
-        ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips
-        their functions unless another function calls them.
-        """
-        codes: dict[Any, CodeType] = {}  # blocks of one structure share it, and so their graphs
-        for block in self.blocks:
-            call: Any = block._call_impl
-            if str(type(block).forward.__module__).startswith("torch.nn."):
-                # Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
-                call = with_own_code(call, next(_names))
-                call.__code__ = codes.setdefault(_signature(block), call.__code__)
-            # The attribute of Module.compile, which is not copied or saved. Not block.compile: a
-            # subclass may define another method of this name.
-            block._compiled_call_impl = compiled(call, kwargs)
-
-
-def regions_of(model: torch.nn.Module) -> Regions:
-    """The largest blocks that the model has more than once.
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The largest blocks that the model has more than once, in its order.
 
     Blocks are equal if their classes, their children's classes and the shapes of their tensors are
     equal, wherever they are in the model. A module registered in two places counts once.
     """
     counts = Counter(_signature(m) for m in model.modules() if _is_block(m))
-    return Regions(list(_outermost(model, counts, set())))
+    return list(_outermost(model, counts, set()))
+
+
+def blocks_in_words(model: torch.nn.Module) -> str:
+    """The repeated blocks, for example ``6 TransformerEncoderLayer``."""
+    counts = Counter(type(block).__name__ for block in repeated_blocks(model))
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def compile_blocks(blocks: list[torch.nn.Module], kwargs: Mapping[str, Any]) -> None:
+    """Compile each block in place with the arguments of ``torch.compile``.
+
+    ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips their
+    functions unless another function calls them.
+    """
+    codes: dict[Any, CodeType] = {}  # blocks of one structure share it, and so their graphs
+    for block in blocks:
+        call: Any = block._call_impl
+        if str(type(block).forward.__module__).startswith("torch.nn."):
+            # Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
+            call = with_own_code(call, next(_names))
+            call.__code__ = codes.setdefault(_signature(block), call.__code__)
+        # The attribute of Module.compile, which is not copied or saved. Not block.compile: a
+        # subclass may define another method of this name.
+        block._compiled_call_impl = compiled(call, kwargs)
 
 
 def _outermost(

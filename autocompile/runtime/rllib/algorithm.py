@@ -46,9 +46,6 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     Raises:
         UsageError: no entry is for an RLModule and this interpreter, or the configuration uses the
             old API stack. A process whose own entry is not usable raises it when it is built.
-
-    Warns:
-        UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
     tuned_set = TunedSet.read(settings)
     _demand_any_usable(tuned_set)
@@ -63,12 +60,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     config.env_runners(env_runner_cls=_extended(TunedRunner, runner, tuned_set))
     # Ray's versions set this by different methods, and each warns of the other's.
     config._learner_class = _extended(TunedLearner, config.learner_class, tuned_set)
-    if config.torch_compile_worker or config.torch_compile_learner:
-        warnings.warn(
-            "ray's torch_compile_worker and torch_compile_learner are turned off: the tuned "
-            "settings replace them",
-            stacklevel=2,
-        )
+    # The tuned settings replace ray's own compiling.
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
