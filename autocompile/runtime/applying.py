@@ -69,44 +69,34 @@ def set_process(values: Mapping[str, Any]) -> None:
         PROCESS[name][1](value)
 
 
-class _Places:
-    """Who wants which values of the process at this moment, the last one first.
+_lock = threading.Lock()
+_wanted: list[dict[tuple[str, int], Any]] = []
+"""What is wanted of the process at this moment; the last one wins."""
+_before: dict[tuple[str, int], Any] = {}
+"""What the process had, to be put back when nothing is wanted."""
 
-    What the process had is put back when none is left, in whatever order they end: those of a
-    backward pass end in the order of their beginning.
+
+def _begin(values: Mapping[str, Any]) -> Callable[[], None]:
+    """Set values; returns what ends it, in whatever order several end.
+
+    Those of a backward pass end in the order of their beginning.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wanted: dict[tuple[str, int], list[list[Any]]] = {}
-
-    def begin(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        """Set values; returns what ends it, once."""
-        begun = []
-        with self._lock:
-            for name, value in values.items():
-                # torch has a number of threads for each thread.
-                place = name, threading.get_ident() if name == "threads" else 0
-                wanted = self._wanted.setdefault(place, [])
-                if not wanted:
-                    wanted.append([PROCESS[name][0]()])  # what the process had
-                mine = [value]
-                wanted.append(mine)
-                begun.append((name, wanted, mine))
-                _change(name, value)
-        return functools.partial(self._end, begun)
-
-    def _end(self, begun: list[tuple[str, list[list[Any]], list[Any]]]) -> None:
-        with self._lock:
-            while begun:
-                name, wanted, mine = begun.pop()
-                wanted[:] = [each for each in wanted if each is not mine]
-                _change(name, wanted[-1][0])
-                if len(wanted) == 1:
-                    wanted.clear()
+    # torch has a number of threads for each thread.
+    mine = {(n, threading.get_ident() if n == "threads" else 0): v for n, v in values.items()}
+    with _lock:
+        for place, value in mine.items():
+            _before.setdefault(place, PROCESS[place[0]][0]())
+            _change(place[0], value)
+        _wanted.append(mine)
+    return functools.partial(_end, mine)
 
 
-_PLACES = _Places()
+def _end(mine: dict[tuple[str, int], Any]) -> None:
+    with _lock:
+        _wanted[:] = [each for each in _wanted if each is not mine]
+        for place in mine:
+            others = [each[place] for each in _wanted if place in each]
+            _change(place[0], others[-1] if others else _before.pop(place))
 
 
 def _change(name: str, value: Any) -> None:
@@ -118,7 +108,7 @@ def _change(name: str, value: Any) -> None:
 @contextlib.contextmanager
 def process_of(values: Mapping[str, Any]) -> Iterator[None]:
     """Set these for the process inside the context, and restore what it had."""
-    end = _PLACES.begin(values)
+    end = _begin(values)
     try:
         yield
     finally:
@@ -135,7 +125,7 @@ def backward_within(result: Any, values: Mapping[str, Any]) -> None:
 
     def begin(_: torch.Tensor) -> None:
         if not ends:
-            ends.append(_PLACES.begin(values))
+            ends.append(_begin(values))
             cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
     for x in pytree.tree_leaves(result):

@@ -32,19 +32,11 @@ class Compiled:
     setting; the process keeps its own.
 
     Args:
-        function: what to compile.
-        config: the setting.
         model: the module that the function calls, if any.
         grad: if False, runs under ``no_grad``: RLModules disable gradients only inside the method,
             but Dynamo calls the backend in the caller's grad mode.
         or_eager: if the compiled function fails and the original does not, use the original.
         device: the type of device for autocast, where no model has parameters.
-
-    Attributes:
-        calls: number of calls.
-        graphs: graphs captured by the first call.
-        later_graphs: graphs captured later, by recompiles and by freezing new weights.
-        failed: why it runs uncompiled; empty if it does not.
     """
 
     def __init__(
@@ -56,8 +48,10 @@ class Compiled:
         or_eager: bool = False,
         device: str = "cpu",
     ) -> None:
-        self.function, self.config, self.failed = function, config, ""
-        self.calls = self.graphs = self.later_graphs = 0
+        self.function, self.config = function, config
+        self.failed = ""  # why it runs uncompiled
+        self.calls = 0
+        self.graphs, self.later_graphs = 0, 0  # captured by the first call, and by later ones
         self._model, self._grad, self._or_eager, self._device = model, grad, or_eager, device
         self._compiled: Callable[..., Any] | None = None
         self._process = config.process
@@ -153,18 +147,9 @@ def apply_config(
     """Make a model and its optimizers use the setting of a phase: in trials, and for users.
 
     Of a training step and of a learner's update the model is compiled with its backward pass; loss,
-    ``backward()`` and the optimizers' steps stay outside. Threads and precision hold while the
-    model (its backward pass too), an optimizer's step or a compiled step runs.
-
-    Args:
-        model: the module, changed in place; for scope ``step`` the function that does the step.
-        phase: the unit of work that the setting is of.
-        config: the setting.
-        optimizers: all that the phase steps.
-        step: of the optimizers beside a forward phase.
-
-    Returns:
-        What to call from now on: the model, or the compiled function.
+    ``backward()`` and the optimizers' steps stay outside. ``model`` is changed in place; for scope
+    ``step`` it is the function that does the step. ``step`` is the setting of the optimizers beside
+    a forward phase. Returns what to call from now on: the model, or the compiled function.
     """
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))

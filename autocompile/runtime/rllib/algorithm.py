@@ -7,6 +7,7 @@ learner are extended: ray builds them in every process, and again after a restar
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from typing import Any
@@ -48,7 +49,13 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
             old API stack. A process whose own entry is not usable raises it when it is built.
     """
     tuned_set = TunedSet.read(settings)
-    _demand_any_usable(tuned_set)
+    for entry in tuned_set.entries:
+        # One is enough here: each process takes the entry of its own device.
+        with contextlib.suppress(UsageError):
+            demand_usable(entry)
+            break
+    else:
+        demand_usable(tuned_set.entries[0])
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
@@ -65,17 +72,6 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
-
-
-def _demand_any_usable(settings: TunedSet) -> None:
-    """Raise the UsageError of the first entry if no process could use any, whatever its device."""
-    errors = []
-    for entry in settings.entries:
-        try:
-            return demand_usable(entry)
-        except UsageError as error:
-            errors.append(error)
-    raise errors[0]
 
 
 def default_runner(config: Any) -> type:
