@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 
+from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
-from autocompile.runtime.regions import blocks_in_words
 from autocompile.settings.config import EAGER
 from autocompile.settings.dimensions import Place, why_not
 

@@ -11,7 +11,7 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.inplace import apply_config, apply_to_optimizer
+from autocompile.runtime.applying import apply_config, apply_to_optimizer
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig

@@ -52,21 +52,19 @@ def count_fused_steps() -> None:
         _counting = True
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    # The step may be compiled: calling a disabled function for all would break its graph.
-    if any(group.get("fused") for group in optimizer.param_groups):
-        _count_eagerly(optimizer)
-
-
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _count_writes(optimizer: torch.optim.Optimizer) -> None:
+    # Tracing it would drop the side effect.
     for group in optimizer.param_groups:
         if group.get("fused"):
             written = [p for p in group["params"] if p.grad is not None and not p.is_inference()]
             torch.autograd.graph.increment_version(written)
 
 
-# Tracing it would drop the side effect.
-_count_eagerly = torch.compiler.disable(_count_writes)  # type: ignore[no-untyped-call]
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    # The step may be compiled: calling a disabled function for all would break its graph.
+    if any(group.get("fused") for group in optimizer.param_groups):
+        _count_writes(optimizer)
 
 
 def attributes_lifted(

@@ -113,7 +113,7 @@ def entry() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from autocompile.runtime.regions import compile_blocks, repeated_blocks
+    from autocompile.runtime.compiling import compile_blocks, repeated_blocks
 
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     block = model.model.layers[3]

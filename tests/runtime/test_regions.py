@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from autocompile.runtime.regions import blocks_in_words, compile_blocks, repeated_blocks
+from autocompile.runtime.compiling import blocks_in_words, compile_blocks, repeated_blocks
 
 # With gradients, what comes out of the first block is another kind of input.
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo")

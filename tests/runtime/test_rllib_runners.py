@@ -27,7 +27,7 @@ from ray.rllib.utils.actor_manager import ResultOrError
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
-from autocompile.runtime.inplace import Compiled
+from autocompile.runtime.applying import Compiled
 from autocompile.runtime.rllib.actors import warm_up
 from autocompile.runtime.rllib.algorithm import Tell
 from autocompile.runtime.rllib.observations import module_spec

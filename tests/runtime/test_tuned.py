@@ -18,7 +18,7 @@ from fakes import FakeExecutor, measured
 import autocompile
 from autocompile.errors import UsageError
 from autocompile.runtime.apply import InTraining
-from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
+from autocompile.runtime.applying import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -270,7 +270,7 @@ class Explorer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_a_module_has_its_own_weights_and_is_compiled_too(way: Any) -> None:
+def test_a_copy_of_a_module_has_its_own_weights_and_is_not_compiled(way: Any) -> None:
     model, x = Explorer(), torch.randn(4, 8)
     apply_to_phase(model, "forward_exploration", AOT)
     first, before, other = model.explore(x), graphs(), way(model)
@@ -278,7 +278,7 @@ def test_a_copy_of_a_module_has_its_own_weights_and_is_compiled_too(way: Any) ->
         for weight in other.parameters():
             weight.zero_()
     assert other.explore(x).abs().max() == 0
-    assert graphs() > before
+    assert graphs() == before
     torch.testing.assert_close(model.explore(x), first)
     assert not first.requires_grad  # as RLlib's own method would
 
@@ -292,7 +292,7 @@ def test_the_optimizer_of_a_model_steps_by_the_settings() -> None:
     for _ in range(3):
         step(model, optimizer)
         step(plain, usual)
-    assert graphs() > before
+    assert graphs() == before
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 

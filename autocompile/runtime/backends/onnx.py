@@ -206,10 +206,8 @@ class Session(abc.ABC):
         Unsupported: the graph cannot be exported, or the runtime refuses the model or the device.
     """
 
-    backend: ClassVar[str]
-    """Its name in ``torch.compile``."""
-    runtime: ClassVar[str]
-    """The runtime's name in messages."""
+    backend: ClassVar[str]  # its name in ``torch.compile``
+    runtime: ClassVar[str]  # the runtime's name in messages
 
     def __init__(self, graph: Graph, args: Args, baked: bool) -> None:
         self._exported, self._lock = _export(graph, args), threading.Lock()

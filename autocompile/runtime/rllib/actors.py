@@ -19,8 +19,13 @@ from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
-from autocompile.runtime.applying import prepare_model, process_of
-from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
+from autocompile.runtime.applying import (
+    Compiled,
+    apply_to_optimizer,
+    apply_to_phase,
+    prepare_model,
+    process_of,
+)
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.observations import made_up_batch

@@ -15,8 +15,8 @@ from autocompile.errors import AutocompileError, TargetError, first_words
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
+from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations, set_implementation
-from autocompile.runtime.regions import blocks_in_words
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step

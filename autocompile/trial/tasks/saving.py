@@ -11,8 +11,7 @@ import torch
 
 from autocompile.protocol.requests import SaveRequest, SaveResult
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import process_of
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config, process_of
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice
 from autocompile.store.record import Step
