@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -69,9 +69,9 @@ def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
         MODEL[dimension.name](model, value)
 
 
-def process_state(names: Iterable[str] = PROCESS) -> dict[str, Any]:
-    """What the process has of these dimensions."""
-    return {name: PROCESS[name][0]() for name in names}
+def process_state() -> dict[str, Any]:
+    """What the process has of the dimensions of ``PROCESS``, by name."""
+    return {name: read() for name, (read, _) in PROCESS.items()}
 
 
 _lock = threading.Lock()
@@ -112,7 +112,7 @@ def _change(name: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def process_of(values: Mapping[str, Any]) -> Iterator[None]:
-    """Set these for the process inside the context, and restore what it had."""
+    """Set these for the process inside the context, and put back what it had."""
     end = _begin(values)
     try:
         yield
@@ -142,14 +142,10 @@ class Compiled:
     """A function that compiles at its first call and counts the graphs that Dynamo captures.
 
     It runs, and so do the gradients of its results, with the threads and the precision of the
-    setting; the process keeps its own.
-
-    Args:
-        model: the module that the function calls, if any.
-        grad: if False, runs under ``no_grad``: RLModules disable gradients only inside the method,
-            but Dynamo calls the backend in the caller's grad mode.
-        or_eager: if the compiled function fails and the original does not, use the original.
-        device: the type of device for autocast, where no model has parameters.
+    setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: RLModules
+    disable gradients only inside the method, but Dynamo calls the backend in the caller's grad
+    mode. ``or_eager`` uses the original if that works and the compiled function fails. ``device``
+    is the type of device for autocast, where no ``model`` has parameters.
     """
 
     def __init__(
@@ -270,11 +266,7 @@ def apply_config(
 def apply_to_phase(
     module: torch.nn.Module, phase: str, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Make a module use a setting in a forward phase; ``or_eager`` as of :class:`Compiled`.
-
-    Returns:
-        The compiled function; None if the module runs as it is.
-    """
+    """Make a module use a setting in a forward phase; returns None if it runs as it is."""
     if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
             f"a {type(module).__name__} has no {phase}",

@@ -25,11 +25,7 @@ _names = (f"block_{number}" for number in itertools.count())
 
 
 def register_backend_of(name: str) -> None:
-    """Import the package that registers the backend, if there is one.
-
-    Raises:
-        ImportError: the package is not installed or does not fit this torch.
-    """
+    """Import the package that registers the backend, if there is one; raises an ImportError."""
     known = BACKENDS.get(name)
     if known and (package := known.registered_by):
         for variable, value in known.variables:
@@ -49,12 +45,7 @@ def compile_function(
     register_backend_of(config.backend)
     kwargs = config.compile_kwargs()
     if config.guards != "all":
-        name = GUARD_FILTERS[config.guards]
-        guards = getattr(torch.compiler, name, None)
-        if guards is None:
-            raise UsageError(
-                f"torch {torch.__version__} has no torch.compiler.{name}", hint="a newer torch"
-            )
+        guards = getattr(torch.compiler, GUARD_FILTERS[config.guards])
         kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
     if config.scope != "regional" and not config.freezing:
         return compiled(function, kwargs)

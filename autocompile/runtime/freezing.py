@@ -167,7 +167,6 @@ def _forget(modules: list[ModuleType]) -> None:
             del cache.modules_no_attr[path]
         sys.modules.pop(vars(module).get("__name__", ""), None)
         vars(module).clear()
-    modules.clear()
 
 
 def _code_cache() -> Any:

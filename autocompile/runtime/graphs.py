@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
@@ -10,8 +11,6 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-_counting = False
 
 
 def is_weight(value: Any) -> bool:
@@ -41,15 +40,13 @@ class FrozenWeights:
         return False
 
 
+@functools.cache
 def count_fused_steps() -> None:
     """Make the steps of all fused optimizers count as writes to their weights, from now on.
 
     Their kernels do not count (torch 2.13).
     """
-    global _counting
-    if not _counting:
-        register_optimizer_step_post_hook(_after_step)
-        _counting = True
+    register_optimizer_step_post_hook(_after_step)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -75,25 +72,25 @@ def attributes_lifted(
     Dynamo holds a tensor as an attribute where it guards on its identity, as for a compiled
     optimizer. An exporter would treat its value as a constant.
     """
-    held: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(node.target)(graph)
         if isinstance(value, torch.Tensor):
-            held[node.target] = value
-    if not held:
+            tensors[node.target] = value
+    if not tensors:
         return graph, []
     copied = copy.deepcopy(graph.graph)
     after = next(n for n in copied.nodes if n.op != "placeholder")
     given: dict[str, torch.fx.Node] = {}
     with copied.inserting_before(after):
-        for number, (target, value) in enumerate(held.items(), len(inputs)):
-            given[target] = copied.placeholder(f"held_{number}")
+        for number, (target, value) in enumerate(tensors.items(), len(inputs)):
+            given[target] = copied.placeholder(f"attribute_{number}")
             given[target].meta["example_value"] = value
     for node in list(copied.find_nodes(op="get_attr")):
         if node.target in given:
             node.replace_all_uses_with(given[node.target])
             copied.erase_node(node)
-    return torch.fx.GraphModule(graph, copied), list(held.values())
+    return torch.fx.GraphModule(graph, copied), list(tensors.values())
 
 
 def compiled(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:

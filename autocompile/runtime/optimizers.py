@@ -19,8 +19,7 @@ from autocompile.settings.dimensions import OPTIMIZERS
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet.
 
-    Raises:
-        UsageError: this optimizer has no such implementation.
+    Raises a UsageError if this optimizer has no such implementation.
     """
     if name in ("default", "compiled"):
         return

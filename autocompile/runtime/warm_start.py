@@ -50,9 +50,7 @@ def save(path: Path, device: torch.device) -> int:
 def load(settings: Tuned, device: torch.device) -> None:
     """Load the code that was saved with settings, if any, into torch's cache, once a process.
 
-    Warns:
-        UserWarning: the file is missing, changed, or made for another torch or machine; torch then
-            compiles as usual.
+    Warns if the file is missing, changed, or made for another torch or machine.
     """
     if settings.cache and settings.folder:
         path = os.path.join(settings.folder, os.path.basename(settings.cache.get("file", "")))

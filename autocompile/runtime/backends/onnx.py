@@ -52,27 +52,16 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Exported:
-    """A graph as an ``onnx.ModelProto``, of which every tensor argument is an input.
-
-    Attributes:
-        inputs: (name, index among the graph's arguments) of the model's inputs in order.
-        outputs: (name, shape, dtype) of the model's outputs in order.
-        results: of the graph; ``torch.Tensor`` for each output of the model in turn.
-    """
+    """A graph as an ``onnx.ModelProto``, of which every tensor argument is an input."""
 
     model: Any
-    inputs: tuple[tuple[str, int], ...]
-    outputs: tuple[tuple[str, torch.Size, torch.dtype], ...]
-    results: tuple[Any, ...]
+    inputs: tuple[tuple[str, int], ...]  # name, and place among the graph's arguments, in order
+    outputs: tuple[tuple[str, torch.Size, torch.dtype], ...]  # in order
+    results: tuple[Any, ...]  # of the graph; ``torch.Tensor`` for each output of the model in turn
 
 
 def _export(graph: Graph, args: Args) -> Exported:
-    """Export a graph from Dynamo for the shapes of these arguments, tensors and numbers.
-
-    Raises:
-        Unsupported: an operator cannot be exported, or the graph draws random numbers, writes to
-            its inputs, or takes complex or empty tensors.
-    """
+    """Export a graph for the shapes of these arguments, tensors and numbers, or refuse it."""
     tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     others = [a for a in args if not isinstance(a, torch.Tensor)]
     if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
@@ -201,9 +190,7 @@ class Session(abc.ABC):
     """Runs an exported graph: takes the graph's arguments and returns its result.
 
     With ``baked``, parameters are constants of the session, which is loaded again when they change.
-
-    Raises:
-        Unsupported: the graph cannot be exported, or the runtime refuses the model or the device.
+    Raises :class:`Unsupported` if the graph cannot be exported, or the runtime refuses it.
     """
 
     backend: ClassVar[str]  # its name in ``torch.compile``
@@ -284,9 +271,7 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """Compile a graph for a runtime.
-
-    The graph is Dynamo's, with parameters as inputs, and integers for symbolic shapes.
+    """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes.
 
     Raises:
         ValueError: a mode, or an unknown option (see the module).

@@ -41,8 +41,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
             of several machines, each process takes the one that fits its device.
         strict: if True, ``train()`` raises :class:`NotInEffect` when a setting failed or captured
-            no graph, when threads or precision differ, or when a runner uses no settings. If
-            False, it warns. A failed setting runs in eager mode.
+            no graph, or a runner uses no settings. If False, it warns. A failed setting runs in
+            eager mode.
 
     Raises:
         UsageError: no entry is for an RLModule and this interpreter, or the configuration uses the
@@ -123,7 +123,7 @@ class Tell:
 
 
 def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
-    """The answers of the processes that are not too busy; it is a problem if there are none."""
+    """The answers of the processes that are not too busy; none at all is a problem."""
     active = {}
     for name, group in groups.items():
         answers = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
@@ -131,10 +131,11 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
         # Counted afterwards: ray knows of a runner that has died since, and restarts it.
         if not answers and group.num_healthy_env_runners():
             active[name] = [_silent(name)]
-    of_learners = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
-    active["learners"] = [answer.get() for answer in of_learners if answer.ok] or [
-        _silent("learners")
-    ]
+    of_learners = learners.foreach_learner(
+        lambda learner, **_: learner.tell_active(), timeout_seconds=_ANSWER_S
+    )
+    answers = [answer.get() for answer in of_learners if answer.ok]
+    active["learners"] = answers or [_silent("learners")]
     return active
 
 
@@ -146,7 +147,3 @@ def _active_in_runner(runner: Any) -> dict[str, Any] | None:
     if not hasattr(runner, "tell_active"):
         return {"settings": {}, "problems": [f"a {type(runner).__name__} uses no settings"]}
     return runner.tell_active() if runner.env is not None else None
-
-
-def _active_in_learner(learner: Any, **_: Any) -> dict[str, Any]:
-    return learner.tell_active()  # type: ignore[no-any-return]

@@ -44,10 +44,7 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
 
 
 def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A batch with actions, and those of a later batch as next observations.
-
-    Some modules train on them.
-    """
+    """A batch with actions, and a later batch as next observations: some modules train on them."""
     rows = pytree.tree_leaves(batch["obs"])[0].shape[0]
     actions = _rows(module, module.action_space, rows)
     with_actions = {**batch, Columns.ACTIONS: actions, Columns.NEXT_OBS: later[Columns.OBS]}
