@@ -126,8 +126,6 @@ def _is_block(module: torch.nn.Module) -> bool:
     """Whether it is worth compiling: it has submodules and weights."""
     if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):  # scripts are already compiled
         return False
-    if type(module) is torch.nn.Sequential and len(module) < 2:
-        return False
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 

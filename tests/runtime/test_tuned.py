@@ -292,7 +292,7 @@ def test_the_optimizer_of_a_model_steps_by_the_settings() -> None:
     for _ in range(3):
         step(model, optimizer)
         step(plain, usual)
-    assert graphs() == before
+    assert graphs() > before
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 

@@ -67,7 +67,6 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     config.env_runners(env_runner_cls=_extended(TunedRunner, runner, tuned_set))
     # Ray's versions set this by different methods, and each warns of the other's.
     config._learner_class = _extended(TunedLearner, config.learner_class, tuned_set)
-    # The tuned settings replace ray's own compiling.
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
@@ -130,20 +129,20 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
         active[name] = [one for one in answers if one]
         # Counted afterwards: ray knows of a runner that has died since, and restarts it.
         if not answers and group.num_healthy_env_runners():
-            active[name] = [_silent(name)]
+            active[name] = [_problem(f"none of the {name.replace('_', ' ')} answered")]
     of_learners = learners.foreach_learner(
         lambda learner, **_: learner.tell_active(), timeout_seconds=_ANSWER_S
     )
     answers = [answer.get() for answer in of_learners if answer.ok]
-    active["learners"] = answers or [_silent("learners")]
+    active["learners"] = answers or [_problem("none of the learners answered")]
     return active
 
 
-def _silent(name: str) -> dict[str, Any]:
-    return {"settings": {}, "problems": [f"none of the {name.replace('_', ' ')} answered"]}
+def _problem(words: str) -> dict[str, Any]:
+    return {"settings": {}, "problems": [words]}
 
 
 def _active_in_runner(runner: Any) -> dict[str, Any] | None:
     if not hasattr(runner, "tell_active"):
-        return {"settings": {}, "problems": [f"a {type(runner).__name__} uses no settings"]}
+        return _problem(f"a {type(runner).__name__} uses no settings")
     return runner.tell_active() if runner.env is not None else None
