@@ -133,7 +133,7 @@ def without(path: Path, key: str) -> None:
         ({}, lambda path: cache_of(path.parent, python="1"), "not the file that the settings were"),
         ({}, lambda path: path.with_suffix(".cache").unlink(), "No such file"),
         ({}, lambda path: without(path, "sha256"), "not the file that the settings were"),
-        (None, None, "it cannot be read"),  # no file of ours
+        (None, None, "not a zip file"),  # no file of ours
     ],
 )
 def test_a_cache_that_does_not_fit_is_not_used_and_one_warning_says_so(

@@ -13,7 +13,7 @@ from in_process import Try
 
 from autocompile.cli.space import asked
 from autocompile.errors import UsageError
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
 

@@ -265,16 +265,13 @@ def test_the_description_of_the_machine_is_json() -> None:
     assert json.loads(json.dumps(found)) == found
     assert found["cores"] >= 1 and found["threads"] == torch.get_num_threads()
     assert found["cuda"] is None and found["device_name"]
-    assert not found.keys() & {"driver", "power_limit_w"}
 
 
 @pytest.mark.gpu
-def test_the_description_of_a_gpu_has_what_nvidia_smi_says_of_its_driver() -> None:
-    found = machine.describe(torch.device("cuda"))
-    asked = "--query-gpu=driver_version,enforced.power.limit"
-    command = ["nvidia-smi", asked, "--format=csv,noheader,nounits", "-i", "0"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(", ")
-    assert (found["driver"], found["power_limit_w"]) == (said[0], float(said[1]))
+def test_the_description_of_a_gpu_has_its_memory_driver_and_watts() -> None:
+    found = machine.describe_gpu(torch.device("cuda"))
+    assert found["device_memory_bytes"] > 2**30 and found["power_limit_w"] > 10
+    assert found["driver"][0].isdigit()
 
 
 # --- failures -----------------------------------------------------------------------------------

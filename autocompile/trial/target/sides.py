@@ -15,8 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
-from autocompile.runtime.applying import prepare_model, process_of
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config, prepare_model, process_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.target import Target, call_model

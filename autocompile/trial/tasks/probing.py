@@ -15,8 +15,8 @@ from autocompile.errors import AutocompileError, TargetError, first_words
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
+from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations, set_implementation
-from autocompile.runtime.regions import regions_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
@@ -65,6 +65,8 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     else:
         peak, device = 0, environment.pick_device(request.header.device)
     result.environment = machine.describe(device)
+    if device.type == "cuda":
+        result.environment |= machine.describe_gpu(device)
     result.backends = environment.backends(device, request.backends)
     result.all_backends = sorted(torch._dynamo.list_backends(None))
     result.modes = environment.modes(device)
@@ -231,7 +233,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "samples_per_update": target.samples_per_update,
         "threads": target.threads,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
-        "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
+        "regions": {phase: blocks_in_words(target.model_of(phase)) for phase in phases},
         "optimizers": _in_common(optimizers),
         "optimizer": targets_own and described(targets_own, model),
         "is_rl": target.is_rl,

@@ -11,8 +11,7 @@ import torch
 
 from autocompile.protocol.requests import SaveRequest, SaveResult
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import process_of
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config, process_of
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice
 from autocompile.store.record import Step
@@ -72,11 +71,11 @@ def _why_not(phase: str, choice: Choice) -> str:
 
 def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
     if phase in (phases.FORWARD_EXPLORATION, phases.FORWARD_INFERENCE):
-        # As an env runner does it: observations made up for its connectors, not a trial's inputs.
+        # As an env runner does it: generated observations, not a trial's inputs.
         model = target.fresh_model(phase)
         apply_config(model, phase, choice.config)
         actors: Any = importlib.import_module("autocompile.runtime.rllib.actors")
-        if "not_warmed_up" not in actors.warm_up(model, phase, choice.batch_size or 1):
+        if actors.warm_up(model, phase, choice.batch_size or 1):
             return
     side = make_side(target, phase, inputs, choice.config)
     # Not side.run(): the number of threads is part of torch's key, and the caller has set it.
