@@ -47,7 +47,6 @@ class Place:
     optimizers: tuple[
         str, ...
     ] = ()  # implementations that the target's optimizer has beside its own
-    best_optimizer: str = ""  # the fastest of them, timed alone; empty where none was timed
     writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import threading
-import timeit
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
@@ -27,7 +26,6 @@ from ray.rllib.utils.replay_buffers.replay_buffer import ReplayBuffer
 
 from autocompile.runtime.rllib.observations import MadeUpEnv
 
-_FEW_ROWS = 8, 32  # two numbers, for what an update and what a row of it takes
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
@@ -86,24 +84,6 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
     )
     by_module = next(iter(batches)).policy_batches
     return {name: dict(columns) for name, columns in by_module.items()}
-
-
-def seconds_of_update(config: Any, module: Any, rows: int) -> float:
-    """Estimated seconds of an update on ``rows`` rows, extrapolated from fewer rows."""
-    updates = Updates(config, copy.deepcopy(module))
-
-    def best_of_three(count: int) -> float:  # the first one loads and allocates
-        batch = minibatch(config, module, count)
-
-        def update() -> None:
-            for loss in updates.update(batch).values():
-                float(loss)  # waits for the device
-
-        return min(timeit.repeat(update, number=1, repeat=3))
-
-    few, more = map(best_of_three, _FEW_ROWS)
-    per_row = max(0.0, more - few) / (_FEW_ROWS[1] - _FEW_ROWS[0])
-    return more + per_row * (rows - _FEW_ROWS[1])
 
 
 def _episodes(config: Any, module: Any, count: int) -> list[Any]:

@@ -14,20 +14,17 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from autocompile.errors import TargetError, first_words
+from autocompile.errors import TargetError
 from autocompile.runtime.rllib import observations
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_TRAIN,
     LEARNER_UPDATE,
-    OPTIMIZER_STEP,
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
+from autocompile.trial.target.learner import Updates, minibatch
 from autocompile.trial.target.target import Target
-
-_LONGEST_UPDATE_S = 0.15  # a trial makes about a hundred
 
 
 def from_object(value: Any) -> Target:
@@ -66,23 +63,9 @@ def _from_config(config: Any) -> Target:
     _take_calls_per_update(config, envs, target)
     _take_threads(config, target)
     if config.enable_rl_module_and_learner:
-        target.training_phase = lambda: _training_phase(config, module, rows, target.choices)
         target.make_learner = lambda model: Updates(config, model)
         target.phase_inputs[LEARNER_UPDATE] = lambda count: minibatch(config, module, count or rows)
     return target
-
-
-def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]) -> str:
-    """``learner_update``, unless it takes too long for a budget of minutes or fails."""
-    try:
-        took_s = seconds_of_update(config, module, rows)
-        why = f"which takes about {took_s:.1f} s each"
-    except Exception as error:
-        took_s, why = math.inf, f"which fails here: {first_words(error)}"
-    if took_s <= _LONGEST_UPDATE_S:
-        return LEARNER_UPDATE
-    choices["phases"] = f"{OPTIMIZER_STEP} instead of {LEARNER_UPDATE}, {why}"
-    return OPTIMIZER_STEP
 
 
 def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
