@@ -29,8 +29,7 @@ from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.store.record import Record  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.target import rllib  # noqa: E402
-from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
-from autocompile.trial.target.rllib import from_object  # noqa: E402
+from autocompile.trial.target.rllib import Updates, from_object, minibatch  # noqa: E402
 from autocompile.trial.target.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks.screening import try_schedule  # noqa: E402

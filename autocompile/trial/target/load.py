@@ -17,14 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.store.runs import split_spec
-from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.target.target import Target
 
 _BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 
@@ -59,7 +57,6 @@ def build(spec: str, module: ModuleType) -> Target:
         defined = ", ".join(_names(module)) or "nothing"
         raise TargetError(f"{place} does not define {name}", f"it defines: {defined}")
     _demand_eager(target.model, place)
-    _fill_lazy(target)
     target.rebuild = lambda: build(spec, module).model
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
@@ -67,12 +64,6 @@ def build(spec: str, module: ModuleType) -> Target:
 
 
 def _demand_eager(model: nn.Module, place: str) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TargetError(
-            f"the model of {place} is compiled by torch.jit, which torch.compile does not take",
-            f"it is a {type(model).__name__}",
-            hint="give the model without torch.jit.script or torch.jit.trace; parts may have it",
-        )
     for name, part in model.named_modules():
         if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
             which = f"its part {name!r}" if name else "it"
@@ -81,14 +72,6 @@ def _demand_eager(model: nn.Module, place: str) -> None:
                 f"{which} went through torch.compile, so there is no eager mode to compare with",
                 hint="build the model without torch.compile",
             )
-
-
-def _fill_lazy(target: Target) -> None:
-    """Call a model once whose layers find out their widths at the first call."""
-    if not any(map(is_lazy, target.model.parameters())):
-        return
-    with torch.no_grad():
-        call_model(target.model, target.make_inputs(2))
 
 
 def _names(module: ModuleType) -> list[str]:
@@ -116,8 +99,8 @@ def _from_module(module: ModuleType, place: str) -> Target:
 
 
 def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
-    """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
-    if inspect.isfunction(value) or _is_model_class(value):
+    is_class = inspect.isclass(value) and issubclass(value, nn.Module)
+    if is_class or inspect.isfunction(value):
         if needed := _why_not_callable(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
@@ -135,10 +118,6 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
     )
-
-
-def _is_model_class(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
 def _why_not_callable(function: Any, *args: Any) -> str:

@@ -46,7 +46,7 @@ class Target:
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
     phase_inputs: dict[str, _Inputs] = field(default_factory=dict)  # in place of ``make_inputs``
-    make_learner: Callable[[Any], Any] | None = None  # ``learner.Updates`` of an AlgorithmConfig
+    make_learner: Callable[[Any], Any] | None = None  # ``rllib.Updates`` of an AlgorithmConfig
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None  # of an env runner, where it is a smaller one
     training_model: torch.nn.Module | None = None  # of ``forward_train``, where it is a larger one
@@ -73,9 +73,6 @@ class Target:
         """A copy of a phase's model, or if it cannot be copied one that is built anew.
 
         In a phase that does not train, the copy may share the parameters.
-
-        Raises:
-            TargetError: it can be neither copied nor built anew.
         """
         model = self.model_of(phase)
         shares_parameters &= not phases.phase_of(phase).trains

@@ -45,13 +45,7 @@ def compare(
 ) -> None:
     """Build an algorithm with and one without the settings, warm both up, and let them take turns.
 
-    Evaluation is turned off: it would fall on some iterations only. There are two rounds at least,
-    whatever the deadline, which is as ``time.monotonic`` gives it.
-
-    Raises:
-        TargetError: the configuration names no environment, its algorithm samples nothing, or ray
-            has too few CPUs or GPUs for two of them.
-        NotInEffect: as of :func:`autocompile.rllib.tuned`.
+    There are two rounds at least, whatever the deadline, which is as ``time.monotonic`` gives it.
     """
     from autocompile.runtime.rllib.algorithm import tuned
 
@@ -127,8 +121,7 @@ def _config_of(module: Any, spec: str) -> Any:
 
     name = split_spec(spec)[1] or "get_model"
     value = getattr(module, name, None)
-    if not isinstance(value, AlgorithmConfig) and callable(value):
-        value = value()
+    value = value() if callable(value) else value
     if not isinstance(value, AlgorithmConfig):
         what = "nothing" if value is None else f"a {type(value).__name__}"
         raise TargetError(
@@ -150,6 +143,7 @@ def _timed(config: Any) -> Any:
     runner = config.env_runner_cls or default_runner(config)
     config.env_runners(env_runner_cls=timed(_TimedRunner, runner))
     config._learner_class = timed(_TimedLearner, config.learner_class)
+    # Evaluation would fall on some iterations only.
     return config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
 
 

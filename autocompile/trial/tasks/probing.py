@@ -29,7 +29,6 @@ from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, tensors_by_path, without
-from autocompile.trial.verify.verifier import Verifier
 
 _MOST_APART = 0.05  # from eager's own results: more is no noise
 _LONGEST_UPDATE_S = 0.15  # of a learner, for a budget of minutes: a trial makes about a hundred
@@ -111,9 +110,6 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
                 f"{path} of get_inputs() has shape {shape} after a call; before: {was or 'none'}",
                 hint="make such a cache in forward, or let forward copy it before it grows",
             )
-    if target.check:  # that it accepts eager is known before anything is tried
-        again = inputs_of(target, phase, size, seed, draw=1)
-        Verifier(target, phase, (inputs, again), seed, [])
     if target.fixed_batch and inputs is not None:
         tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
         shape = next((x.shape for x in tensors if x.dim()), (1,))
@@ -127,9 +123,7 @@ def _shapes_in(inputs: Any) -> dict[str, tuple[int, ...]]:
 def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
     """Check that forward returns a tensor, and that a copy returns what the model does."""
     views: list[View] = []
-    # Two copies show whether a difference is noise: the draws of a model, or its threads.
-    one, other = target.fresh_model(FORWARD, True), target.fresh_model(FORWARD, True)
-    for model in (one, other, target.model):
+    for model in (target.fresh_model(FORWARD, True), target.model):
         # Other inputs than before, of which a copy's hooks may have left results in the model.
         inputs = inputs_of(target, FORWARD, request.batch_size, request.header.seed, draw=1)
         side = make_side(target, FORWARD, inputs, model=model)
@@ -137,14 +131,13 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
         views.append(copy_view(without(side.view(side.run()), "inputs")))
     if target.check:
         return
-    if not has_tensor(views[2]):
+    if not has_tensor(views[1]):
         raise TargetError(
             "forward returns no tensor, so nothing can be compared",
-            f"it returns {type(views[2]['outputs']).__name__}",
+            f"it returns {type(views[1]['outputs']).__name__}",
             hint="let forward return what is to be right, also what hooks catch; or define check()",
         )
-    problem = compare(views[2], views[0], tolerance=_MOST_APART)
-    if problem and not compare(views[1], views[0], tolerance=_MOST_APART):
+    if problem := compare(views[1], views[0], tolerance=_MOST_APART):
         raise TargetError(
             "a copy of the model does not compute what the model does",
             problem,
@@ -154,19 +147,6 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
         )
 
 
-def _optimizers(target: Target, phase: str, model: torch.nn.Module) -> list[Any]:
-    """Fresh optimizers of a phase."""
-    if target.make_learner and phase == LEARNER_UPDATE:
-        return list(target.make_learner(model).optimizers)
-    return [target.make_optimizer(model)]
-
-
-def _in_common(optimizers: list[Any]) -> list[str]:
-    """The implementations that all of these have beside their own."""
-    every = [implementations(optimizer) for optimizer in optimizers]
-    return [name for name in OPTIMIZERS if every and all(name in each for each in every)]
-
-
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     known = phases_of(target)
     if unknown := [phase for phase in phases if phase not in known]:
@@ -174,14 +154,14 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
             f"this target has no phase {unknown[0]}", f"a {target.kind} has: {', '.join(known)}"
         )
     model = target.fresh_model(OPTIMIZER_STEP)
-    optimizer = None
-    if any(p.requires_grad for p in model.parameters()) and any(
-        PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases
-    ):
-        optimizer = target.make_optimizer(model)
-    optimizers = [] if optimizer is None else [optimizer]
+    optimizers: list[Any] = []
+    steps = any(PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases)
+    if steps and any(p.requires_grad for p in model.parameters()):
+        optimizers = [target.make_optimizer(model)]
+    facts = described(optimizers[0], model) if optimizers else None
     if LEARNER_UPDATE in phases and target.make_learner:
-        optimizers += _optimizers(target, LEARNER_UPDATE, target.fresh_model(LEARNER_UPDATE))
+        optimizers += target.make_learner(target.fresh_model(LEARNER_UPDATE)).optimizers
+    every = [implementations(optimizer) for optimizer in optimizers]
     return {
         "kind": target.kind,
         "description": type(target.model).__name__,
@@ -195,8 +175,9 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "threads": target.threads,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
-        "optimizers": _in_common(optimizers),
-        "optimizer": optimizer and described(optimizer, model),
+        # The implementations that all of them have beside their own.
+        "optimizers": [n for n in OPTIMIZERS if every and all(n in names for names in every)],
+        "optimizer": facts,
         "is_rl": target.is_rl,
         "choices": target.choices,
         "sha256": target.sha256,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,16 +42,8 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
             trial.check_first_calls(output)
             if result.duplicate_of is not None:  # it is measured, and verified to its end
                 return
-            seed = request.header.seed + request.number
-            with channel.exclusive(), trial.measuring():
-                measurement, said = screen(
-                    timed(trial.eager),
-                    timed(trial.compiled),
-                    trial.synchronize,
-                    request.limits,
-                    seed,
-                )
-            trial.keep(measurement, said)
+            with channel.exclusive():
+                measurement = trial.measured()
             trial.check_last_calls(measurement)
     if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
         channel.measured(result)
@@ -116,24 +107,23 @@ class _Trial(Comparison):
         if facts["cudagraph_skips"] and skipped not in result.notes:
             result.notes.append(skipped)
 
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """The step ``measure``, with the reference work before and after it."""
+    def measured(self) -> Measurement:
+        """Time eager mode and the setting in turns, between two samples of the reference work."""
+        request, result = self.request, self.result
         self.channel.step(Step.MEASURE)
         self.verifier.share_kept(self.compiled)
         reference = ReferenceWork(self.target.device)
         reference.sample()
-        yield
+        sides, seed = (timed(self.eager), timed(self.compiled)), request.header.seed
+        limits, synchronize = request.limits, self.synchronize
+        measurement, notes = screen(*sides, synchronize, limits, seed + request.number)
         reference.sample()
-        self.result.reference_s = reference.median_s
-
-    def keep(self, measurement: Measurement, notes: list[str]) -> None:
-        result = self.result
-        result.measurement = measurement
+        result.reference_s, result.measurement = reference.median_s, measurement
         result.notes += notes
-        if not self.request.config.is_eager:
+        if not request.config.is_eager:
             result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
             result.compile_window = self.clock.window  # the parent takes out what it held us
+        return measurement
 
     def check_last_calls(self, measurement: Measurement) -> None:
         """Verify a call after the timing, and load new weights where they are constants."""
@@ -156,12 +146,19 @@ class _Trial(Comparison):
         is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
         if on_cpu and is_short:
             with only_logged():
-                result.page_faults = [_page_faults(side) for side in (self.eager, compiled)]
+                faults = []
+                for side in (self.eager, compiled):
+                    side.restore()
+                    faults.append(memory.page_faults(side.run))
+                    side.restore()
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
         if is_short:
             with only_logged():  # it is a good trial, whatever cannot be explained of it
-                self.count_launches()
+                result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
+                if not compiled.is_eager:
+                    counts = result.recompiles or 0, uses_cuda_graphs(config)
+                    result.detail["compiled"] = self.witness.compiled(*counts)
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
@@ -174,13 +171,6 @@ class _Trial(Comparison):
             # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
             # nothing that was compiled is there any more afterwards.
             result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
-
-    def count_launches(self) -> None:
-        result = self.result
-        result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
-        if not self.compiled.is_eager:
-            has_graphs = uses_cuda_graphs(self.request.config)
-            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0, has_graphs)
 
     def peak_memory(self, side: Side) -> int | None:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
@@ -195,13 +185,6 @@ class _Trial(Comparison):
             return tensors, side.held()
 
         return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
-
-
-def _page_faults(side: Side) -> int | None:
-    side.restore()
-    faults = memory.page_faults(side.run)
-    side.restore()
-    return faults
 
 
 def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
