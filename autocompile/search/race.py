@@ -211,7 +211,8 @@ class Race:
         """
         # An accelerator's trials count its memory, and those of a CPU the host's.
         limit = self.study.memory_bytes or self.study.job_factory.memory_limit_bytes
-        needed = sum(c.record.peak_memory_bytes or 0 for c in runners)
+        peaks = ((c.record.peak_memory_bytes, c.record.eager_peak_memory_bytes) for c in runners)
+        needed = sum(peak or of_eager or 0 for peak, of_eager in peaks)
         is_large = limit is not None and needed > _SHARE * limit
         alone = [
             c

@@ -161,18 +161,15 @@ class _Trial(Comparison):
                     result.detail["compiled"] = self.witness.compiled(*counts)
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
-        result.peak_memory_bytes = self.peak_memory(compiled)
+        # On a CPU no tensor shows the weights that another runtime or constants hold.
+        if not on_cpu or not (config.bakes_weights or config.entry.lays_out):
+            result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
             with self.verifier.comparable_random_numbers(compiled):
                 if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
                     try_schedule(self.verifier, compiled, result.notes)
-        is_held = config.bakes_weights or config.entry.lays_out
-        if is_held and on_cpu and result.peak_memory_bytes is not None:
-            # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
-            # nothing that was compiled is there any more afterwards.
-            result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
 
-    def peak_memory(self, side: Side) -> int | None:
+    def peak_memory(self, side: Side) -> int:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
         phase = phase_of(self.request.phase)
 
