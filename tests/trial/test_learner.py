@@ -199,14 +199,14 @@ def test_the_settings_reach_every_optimizer_and_the_forward_pass() -> None:
 
 def test_what_updates_log_is_dropped_between_blocks() -> None:
     target = loaded(small("DQN"))
-    updates = Updates(target_config := small("DQN"), copy.deepcopy(target.model))
-    assert target_config.learner_class is type(updates.learner)
-    batch = drawn(target)
+    side = make_side(target, "learner_update", drawn(target))
+    side.keep()
     for _ in range(3):
-        updates.update(batch)
-    assert (MODULE, "td_error") in updates.learner.metrics
-    updates.forget_metrics()
-    assert (MODULE, "td_error") not in updates.learner.metrics
+        side.run()
+    metrics: Any = side.forget.__self__  # type: ignore[attr-defined]
+    assert (MODULE, "td_error") in metrics
+    side.restore()
+    assert (MODULE, "td_error") not in metrics
 
 
 @pytest.mark.slow

@@ -178,10 +178,6 @@ class Updates:
         _, losses, _ = self.learner._update(self._batch)
         return {name: loss.detach() for name, loss in losses.items()}
 
-    def forget_metrics(self) -> None:
-        """Drop the metrics of the updates, which RLlib collects until a result is made."""
-        self.learner.metrics.reset()
-
 
 def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]:
     """A minibatch of episodes with random observations and rewards: columns by module.

@@ -209,7 +209,7 @@ def make_side(
         side.optimizers = updates.optimizers
         apply_config(model, phase, config, side.optimizers)
         side.call = lambda: updates.update(side.inputs)
-        side.forget = updates.forget_metrics
+        side.forget = updates.learner.metrics.reset  # RLlib collects them until a result is made
         _compare_training(side, updates.parameters)
     else:
         prepare_model(model, config)

@@ -21,11 +21,6 @@ from autocompile.trial.verify.outputs import result_tensors
 _Inputs = Callable[[int | None], Any]
 
 
-def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The default optimizer: Adam with torch's defaults over all parameters."""
-    return torch.optim.Adam(model.parameters())
-
-
 def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     """The default loss: the sum of all floating outputs, as in PyTorch's dynamo benchmarks."""
     tensors = (x for x in result_tensors(output) if x.is_floating_point() and x.requires_grad)
@@ -42,7 +37,7 @@ class Target:
     kind: str  # ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
     model: torch.nn.Module
     make_inputs: _Inputs  # of one batch; the argument is None for a fixed batch
-    make_optimizer: Callable[[torch.nn.Module], Any] = adam
+    make_optimizer: Callable[[torch.nn.Module], Any] = lambda m: torch.optim.Adam(m.parameters())
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
     phase_inputs: dict[str, _Inputs] = field(default_factory=dict)  # in place of ``make_inputs``

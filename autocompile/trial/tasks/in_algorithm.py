@@ -83,8 +83,8 @@ def _ray_with_room(config: Any) -> Iterator[None]:
 
     # Workers import what this process can import, such as the user's file.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    own_ray, needed = not ray.is_initialized(), _needed(config)
-    if own_ray:
+    starts_ray, needed = not ray.is_initialized(), _needed(config)
+    if starts_ray:
         cpus = max(1, math.ceil(2 * needed["CPU"]))
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     try:
@@ -97,7 +97,7 @@ def _ray_with_room(config: Any) -> Iterator[None]:
                 )
         yield
     finally:
-        if own_ray:
+        if starts_ray:
             ray.shutdown()
 
 
@@ -169,7 +169,7 @@ class _TimedRunner:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             output = forward(*args, **kwargs)
-            _synchronize(self)
+            synchronizer(torch.device(self._device))()  # type: ignore[attr-defined]
             self.spent["forward_s"] += time.perf_counter() - began
             return output
 
@@ -186,14 +186,10 @@ class _TimedLearner:
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         result = super()._update(*args, **kwargs)  # type: ignore[misc]
-        _synchronize(self)
+        synchronizer(torch.device(self._device))()  # type: ignore[attr-defined]
         self.spent["update_s"] += time.perf_counter() - began
         self.spent["updates"] += 1
         return result
-
-
-def _synchronize(part: Any) -> None:
-    synchronizer(torch.device(part._device))()
 
 
 def _warm_up(algorithm: Any, deadline: float) -> int:

@@ -188,11 +188,9 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
 
 
 def described(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
-    """How the optimizer of a model is made, for exports.
+    """How an optimizer is made, for exports: ``lr``, and ``class`` and ``arguments`` if they do.
 
-    Returns:
-        ``lr``; where it is a class of ``torch.optim`` over all parameters alike its name, as
-        ``class``, and the ``arguments`` that are not its defaults.
+    They do where it is a class of ``torch.optim`` that treats all parameters alike.
     """
     group, kind = optimizer.param_groups[0], type(optimizer)
     lr = group.get("lr")

@@ -190,9 +190,6 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
     Dynamo guards on a learning rate that is a Python number, and a setting may drop guards: then
     the step must still follow the rate. Where it compiles again for it, a note says so. Nothing is
     timed after it: what it compiles stays in Dynamo's cache.
-
-    Raises:
-        Failed: ``wrong_output``, if a step does not follow the learning rate.
     """
     eager = verifier.eager
     groups = [g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups]
