@@ -146,11 +146,7 @@ class _Trial(Comparison):
         is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
         if on_cpu and is_short:
             with only_logged():
-                faults = []
-                for side in (self.eager, compiled):
-                    side.restore()
-                    faults.append(memory.page_faults(side.run))
-                    side.restore()
+                result.page_faults = [self.page_faults(side) for side in (self.eager, compiled)]
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
         if is_short:
@@ -168,6 +164,12 @@ class _Trial(Comparison):
             with self.verifier.comparable_random_numbers(compiled):
                 if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
                     try_schedule(self.verifier, compiled, result.notes)
+
+    def page_faults(self, side: Side) -> int | None:
+        side.restore()
+        faults = memory.page_faults(side.run)
+        side.restore()
+        return faults
 
     def peak_memory(self, side: Side) -> int:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
