@@ -65,7 +65,7 @@ class Target:
         return self.model
 
     def fresh_model(self, phase: str, shares_parameters: bool = False) -> torch.nn.Module:
-        """A copy of a phase's model, or one built anew; parameters are shared if none is trained."""
+        """A copy of a phase's model, or one built anew; untrained parameters may be shared."""
         model = self.model_of(phase)
         shares_parameters &= not phases.phase_of(phase).trains
         memo: dict[int, Any] = {id(p): p for p in model.parameters() if shares_parameters}

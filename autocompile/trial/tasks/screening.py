@@ -42,8 +42,20 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
             trial.check_first_calls(output)
             if result.duplicate_of is not None:  # it is measured, and verified to its end
                 return
+            reference = ReferenceWork(trial.target.device)
+            sides, synchronize = (timed(trial.eager), timed(trial.compiled)), trial.synchronize
             with channel.exclusive():
-                measurement = trial.measured()
+                channel.step(Step.MEASURE)
+                trial.verifier.share_kept(trial.compiled)
+                reference.sample()
+                seed = request.header.seed + request.number
+                measurement, notes = screen(*sides, synchronize, request.limits, seed)
+                reference.sample()
+            result.reference_s, result.measurement = reference.median_s, measurement
+            result.notes += notes
+            if not request.config.is_eager:
+                result.compile_s = trial.clock.compile_s(measurement.compiled_call_s)
+                result.compile_window = trial.clock.window  # the parent takes out what it held us
             trial.check_last_calls(measurement)
     if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
         channel.measured(result)
@@ -106,24 +118,6 @@ class _Trial(Comparison):
         skipped = "no CUDA graphs: Inductor gave them up here"
         if facts["cudagraph_skips"] and skipped not in result.notes:
             result.notes.append(skipped)
-
-    def measured(self) -> Measurement:
-        """Time eager mode and the setting in turns, between two samples of the reference work."""
-        request, result = self.request, self.result
-        self.channel.step(Step.MEASURE)
-        self.verifier.share_kept(self.compiled)
-        reference = ReferenceWork(self.target.device)
-        reference.sample()
-        sides, seed = (timed(self.eager), timed(self.compiled)), request.header.seed
-        limits, synchronize = request.limits, self.synchronize
-        measurement, notes = screen(*sides, synchronize, limits, seed + request.number)
-        reference.sample()
-        result.reference_s, result.measurement = reference.median_s, measurement
-        result.notes += notes
-        if not request.config.is_eager:
-            result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
-            result.compile_window = self.clock.window  # the parent takes out what it held us
-        return measurement
 
     def check_last_calls(self, measurement: Measurement) -> None:
         """Verify a call after the timing, and load new weights where they are constants."""
