@@ -46,7 +46,6 @@ class Place:
     regions: str = ""  # the blocks that the model repeats, in words; empty if there are none
     # Implementations that the target's optimizer has beside its own.
     optimizers: tuple[str, ...] = ()
-    best_optimizer: str = ""  # the fastest of them, timed alone; empty where none was timed
     writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
 
 

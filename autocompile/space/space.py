@@ -39,7 +39,6 @@ from autocompile.store.runs import is_same_target, split_spec
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
-_SAME_STEP = 1.02  # times the fastest step: within the noise of timing it alone
 Asked = tuple[Any, ...] | None
 
 
@@ -334,17 +333,8 @@ def _place(phase: str, probe: ProbeResult) -> Place:
         target.get("has_convolutions", False),
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
-        _best_optimizer(target.get("optimizer_s", {}).get(phase, {})),
         target.get("writes_buffers", {}).get(phase, False),
     )
-
-
-def _best_optimizer(seconds: Mapping[str, float]) -> str:
-    """The fastest implementation; the target's own where another gains nothing to speak of."""
-    if not seconds:
-        return ""
-    best = min(seconds, key=seconds.__getitem__)
-    return "default" if seconds.get("default", math.inf) <= _SAME_STEP * seconds[best] else best
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
@@ -429,19 +419,22 @@ def build_space(
 def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
     """Why an implementation of the optimizer is not tried with what is compiled; or empty.
 
-    Beside a model that is compiled, the optimizer's seconds only add up: its fastest implementation
-    alone is the fastest with each. A step that is compiled as a whole may fuse the others better.
+    Beside a model that is compiled, the optimizer's seconds only add up, and its fused step was the
+    fastest one on every machine (studies/first_runs).
     """
-    best = place.best_optimizer
-    if not best or wanted.optimizer is not None or config.optimizer == best:
+    phase = phase_of(place.phase)
+    is_beside_a_model = phase.steps and phase.has_backward
+    if not is_beside_a_model or "fused" not in place.optimizers:
+        return ""
+    if wanted.optimizer is not None or config.optimizer == "fused":
         return ""
     if config.optimizer == "compiled":
         # A fused step is a few kernels already, and compiling it takes as long as the model.
-        return "a fused step needs no compiler" if "fused" in (best, *place.optimizers) else ""
+        return "a fused step needs no compiler"
     # What is compiled as a whole does not call the optimizer's own kernels.
     if config.optimizer == "default" and (config.is_eager or config.scope == "step"):
         return ""
-    return f"the {best} optimizer was the fastest one alone"
+    return "the fused optimizer is the fastest one beside a compiled model"
 
 
 def _values(

@@ -11,10 +11,10 @@ from typing import Any
 
 from autocompile.protocol import requests
 from autocompile.store.record import Outcome, Record, Step, TaskResult
+from autocompile.store.runs import split_spec
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import explain
-from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe
 from autocompile.trial.tasks.race import race
@@ -48,7 +48,7 @@ def run(
     request = None
     try:
         request = requests.read_request(place)
-        home = home_of(request.header.target)
+        home = Path(split_spec(request.header.target)[0]).resolve().parent
         task, made = _TASKS[type(request)]
         result = made(request)
         task(request, channel, result)

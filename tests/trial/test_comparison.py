@@ -118,12 +118,9 @@ def test_a_check_may_accept_what_no_seed_decides(try_it: Try, write: Callable[..
     assert try_it(write(NOISY, second))["outcome"] == "ok"
 
 
-@pytest.mark.parametrize("kind", ["probe", "trial"])
-def test_a_check_that_refuses_eager_itself_is_the_targets_fault(
-    try_it: Try, write: Any, kind: str
-) -> None:
+def test_a_check_that_refuses_eager_itself_is_the_targets_fault(try_it: Try, write: Any) -> None:
     strict = write(NOISY, "def check(a, b):\n    assert torch.equal(a[0], b[0])\n")
-    result = try_it(strict, kind=kind)
+    result = try_it(strict)
     assert (result["outcome"], result["step"]) == ("runtime_error", "eager")
     assert result["message"] == "the target's check() rejects a second run of eager mode"
     assert "assert torch.equal(a[0], b[0])" in result["explained"]["details"][0]

@@ -116,22 +116,17 @@ BAKED = (("weights", "baked"),)
 
 
 @pytest.mark.parametrize(
-    ("config", "copies"),
-    [
-        pytest.param(CompileConfig("onnxrt"), 0, marks=pytest.mark.slow),
-        (CompileConfig("onnxrt", options=BAKED), 2),  # as they came, and packed
-        (CompileConfig(freezing=True), 1),
-        pytest.param(CompileConfig("openvino_onnx", options=BAKED), 2, marks=pytest.mark.slow),
-    ],
+    "config", [CompileConfig("onnxrt", options=BAKED), CompileConfig(freezing=True)]
 )
-def test_a_copy_of_the_weights_that_no_tensor_shows_counts(
-    work: Path, bench: Bench, config: CompileConfig, copies: int
+def test_where_no_tensor_shows_the_weights_the_peak_is_not_known(
+    work: Path, bench: Bench, config: CompileConfig
 ) -> None:
-    (work / "model.py").write_text(HEAVY)
+    (work / "model.py").write_text(SMALL)
     request = a_trial(target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1)
     ending = bench.end(bench.begin(request))
     assert ending.outcome is Outcome.OK, ending.message
-    assert peaks_in_mib(ending.payload) == pytest.approx((100, 100 + copies * 100), rel=0.05)
+    assert ending.payload["peak_memory_bytes"] is None
+    assert ending.payload["eager_peak_memory_bytes"] > 0
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import TARGETS
-from in_process import Try
 
 pytest.importorskip("ray.rllib")
 
@@ -34,10 +33,7 @@ from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
 from autocompile.store.report import Report
 from autocompile.store.report import Target as ReportTarget
-from autocompile.trial import worker
-from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
 from autocompile.trial.target.sides import make_side, phases_of
@@ -125,10 +121,7 @@ def test_ray_gives_an_actor_as_many_threads_as_is_assumed() -> None:
     [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
      ("get_model", "RLModule"), (None, "RLModule")],
 )  # fmt: skip
-def test_each_form_has_the_phases_of_an_rl_module(
-    module: Any, name: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
+def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None, kind: str) -> None:
     target = load(module, name)
     assert target.kind == kind and target.is_rl
     of_config = ("learner_update",) if kind == "AlgorithmConfig" else ()
@@ -218,26 +211,6 @@ def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any)
 
 def of_spaces(kind: Any, observations: Any = BOX) -> Any:
     return kind().environment(observation_space=observations, action_space=spaces.Discrete(2))
-
-
-def test_whether_updates_are_short_is_timed_while_nothing_compiles(
-    try_it: Try, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, depths = list[Channel](), list[int]()
-
-    def channel(*args: Any) -> Channel:
-        made.append(Channel(*args))
-        return made[-1]
-
-    def seconds(*_: Any) -> float:
-        depths.append(made[-1]._depth)
-        return 1.0
-
-    monkeypatch.setattr(worker, "Channel", channel)
-    monkeypatch.setattr(rllib, "seconds_of_update", seconds)
-    result = try_it(f"{RL}:config", kind="probe", phases=None)
-    assert result["target"]["phases"] == ["forward_exploration", "optimizer_step"]
-    assert depths == [1]
 
 
 def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:

@@ -19,7 +19,7 @@ from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.target.sides import Side, make_side
-from autocompile.trial.target.target import Target, adam, seed_everything, sum_of_floats
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.verifier import (
     Verifier,
     compare_with_eagers_draws,
@@ -52,7 +52,7 @@ def batch(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], tuple
 
 def a_target(make: Callable[[], nn.Module], inputs: Callable[[], Any], **changes: Any) -> Target:
     seed_everything(0)
-    made = Target("functions", make(), lambda _: inputs(), adam, sum_of_floats)
+    made = Target("functions", make(), lambda _: inputs())
     return dataclasses.replace(made, **changes)
 
 

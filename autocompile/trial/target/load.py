@@ -17,22 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.store.runs import split_spec
-from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.target.target import Target
 
-_FEW = 2  # samples of a batch that is only looked at
 _BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
-
-
-def home_of(spec: str) -> Path:
-    """The folder of a target's file; asked before it is loaded, which may change directory."""
-    return Path(split_spec(spec)[0]).resolve().parent
 
 
 def import_target(spec: str) -> ModuleType:
@@ -62,9 +54,9 @@ def build(spec: str, module: ModuleType) -> Target:
     elif hasattr(module, name):
         target = _from_object(getattr(module, name), module, spec)
     else:
-        raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
+        defined = ", ".join(_names(module)) or "nothing"
+        raise TargetError(f"{place} does not define {name}", f"it defines: {defined}")
     _demand_eager(target.model, place)
-    _fill_lazy(target)
     target.rebuild = lambda: build(spec, module).model
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
@@ -72,12 +64,6 @@ def build(spec: str, module: ModuleType) -> Target:
 
 
 def _demand_eager(model: nn.Module, place: str) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TargetError(
-            f"the model of {place} is compiled by torch.jit, which torch.compile does not take",
-            f"it is a {type(model).__name__}",
-            hint="give the model without torch.jit.script or torch.jit.trace; parts may have it",
-        )
     for name, part in model.named_modules():
         if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
             which = f"its part {name!r}" if name else "it"
@@ -88,29 +74,14 @@ def _demand_eager(model: nn.Module, place: str) -> None:
             )
 
 
-def _fill_lazy(target: Target) -> None:
-    """Call a model once whose layers find out their widths at the first call."""
-    if not any(map(is_lazy, (*target.model.parameters(), *target.model.buffers()))):
-        return
-    was_training = [part.training for part in target.model.modules()]
-    with torch.no_grad():
-        call_model(target.model.eval(), target.make_inputs(_FEW))
-    for part, training in zip(target.model.modules(), was_training, strict=True):
-        part.training = training
-
-
-def _defined_in(module: ModuleType) -> dict[str, Any]:
-    """The public names that a module defines itself."""
-    return {
-        name: value
+def _names(module: ModuleType) -> list[str]:
+    """The public names that a module defines itself: its models, functions and classes."""
+    return [
+        name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    }
-
-
-def _names(module: ModuleType) -> str:
-    names = [f"{n}()" if inspect.isfunction(v) else n for n, v in _defined_in(module).items()]
-    return ", ".join(names[:12]) or "nothing of its own"
+        if not name.startswith("_")
+        and (isinstance(value, nn.Module) or getattr(value, "__module__", "") == module.__name__)
+    ]
 
 
 def _from_module(module: ModuleType, place: str) -> Target:
@@ -118,20 +89,18 @@ def _from_module(module: ModuleType, place: str) -> Target:
         return _from_object(module.get_model, module, place)
     if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
         return _plain("KernelBench", module.Model(*module.get_init_inputs()), module, place)
-    defined = _defined_in(module).items()
-    guesses = [name for name, value in vars(module).items() if isinstance(value, nn.Module)]
-    guesses += [n for n, v in defined if _is_model_class(v) and not _why_not_callable(v)]
-    guesses += [n for n, v in defined if inspect.isfunction(v) and n not in _BESIDE]
+    names = _names(module)
+    guesses = [name for name in names if name not in _BESIDE]
     raise TargetError(
         f"{place} does not define get_model()",
-        f"it defines: {_names(module)}",
+        f"it defines: {', '.join(names) or 'nothing'}",
         hint=f"autocompile tune {place}:{guesses[0]}" if guesses else "autocompile init model.py",
     )
 
 
 def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
-    """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
-    if inspect.isfunction(value) or _is_model_class(value):
+    is_class = inspect.isclass(value) and issubclass(value, nn.Module)
+    if is_class or inspect.isfunction(value):
         if needed := _why_not_callable(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
@@ -149,10 +118,6 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
     )
-
-
-def _is_model_class(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
 def _why_not_callable(function: Any, *args: Any) -> str:

@@ -34,9 +34,7 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     usual = torch.get_num_threads()
     warm_start.without_headers()
     channel.step(Step.COMPILE)
-    todo = [
-        (phase, choice) for phase, choices in request.settings.phases.items() for choice in choices
-    ]
+    todo = [(phase, c) for phase, choices in request.settings.phases.items() for c in choices]
     # Other precisions last: torch does not undo them completely, and they are part of the key.
     for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
         if why := _why_not(phase, choice):
@@ -56,15 +54,13 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
 def _why_not(phase: str, choice: Choice) -> str:
     """Why nothing of a choice can be saved; empty if something can."""
     config = choice.config
-    if config.is_eager:
-        return f"{phase}: eager mode compiles nothing"
-    if config.scope == "step":
-        return f"{phases.TRAIN_STEP}: it is a function of your own program, which is not known here"
     if config.environment != "default":
         return f"{phase}: a setting of the interpreter {config.environment}"
+    if config.scope == "step":
+        return f"{phase}: it is a function of your own program, which is not known here"
     if config.freezing:
         return f"{phase}: frozen weights are built into the code, which is made anew"
-    if config.backend != "inductor":
+    if config.is_eager or config.backend != "inductor":
         return f"{phase}: torch keeps no compiled code of the backend {config.backend}"
     return ""
 
