@@ -69,12 +69,6 @@ class Candidate:
     def eager_throughput(self) -> float:
         return (self.record.batch_size or 1) / self.eager_call_s
 
-    @property
-    def slows_eager(self) -> bool:
-        """Whether eager ran slower next to it than alone, which makes its speed-up too high."""
-        measured = self.record.measurement
-        return measured is not None and "eager_slowed" in measured.flags
-
     def keeps(self, limits: Limits) -> bool:
         if not self.record.is_known_to_pay:
             return False

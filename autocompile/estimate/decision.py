@@ -110,7 +110,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     if eager is None:
         return None
     rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
-    rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
+    rivals.sort(key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
     faster = [c for c in raced or rivals if c.speedup.low > 1 and c.speedup.value > 1 + SAME]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]

@@ -215,8 +215,6 @@ def _verdict(
         return "keep_eager", "the run ended before any other setting was tried"
     if not others:
         return "keep_eager", _why_nothing(every, records, space)
-    if all(c.slows_eager for c in others):
-        return "keep_eager", "beside every setting that works eager runs slower than alone"
     return "keep_eager", f"nothing {nothing_better}"
 
 
@@ -303,12 +301,6 @@ def _notes(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    for c in allowed:
-        if c.slows_eager and c.speedup.low > 1:
-            yield (
-                f"trial {c.record.number}: eager runs slower beside it than alone, so its speed-up "
-                f"of {show.speedup(c.speedup)} is not real; it is not recommended"
-            )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
     yield from advice([c.record for c in every])
@@ -397,7 +389,6 @@ def _trial(record: Record, run_dir: str) -> Trial:
             ),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
-            "flags": tuple(m.flags),
         }
     return Trial(
         **{name: getattr(record, name) for name in _OF_A_RECORD},

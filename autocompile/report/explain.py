@@ -37,7 +37,7 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
         return []
     if verdict == "faster":
         record = best.record
-        facts = [_graphs(record), _became(record), _gave_up(record, device)]
+        facts = [_graphs(record), _gave_up(record, device)]
         if _replays(record, device):
             one = record.graphs == 1
             facts.append("a CUDA graph replays them" if one else "CUDA graphs replay them")
@@ -47,9 +47,9 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
-    total = _count(best.record, "eager", "total")
-    is_little = total is not None and total <= _FEW
-    of_near = filter(None, (_became(near), _gave_up(near, device), _broken(near)))
+    total = _eager_part(best.record).get("total")
+    is_little = isinstance(total, int) and total <= _FEW
+    of_near = filter(None, (_gave_up(near, device), _broken(near)))
     told = (
         _time(best.record, True),
         f"eager runs {many(total or 0, 'operator')} per call: nothing to fuse" if is_little else "",
@@ -79,33 +79,9 @@ def _graphs(record: Record) -> str:
     return f"{graphs}{rest}; {_broken(record) or many(record.graph_breaks, 'graph break')}"
 
 
-def _became(record: Record) -> str:
-    """``16 operators of eager become 8 calls: 4 fused kernels and 4 library calls``."""
-    part, eager = _part(record, "compiled"), _count(record, "eager", "total")
-    counts = [part.get(f"{kind}_total") for kind in ("kernels", "library", "operators")]
-    known = [count for count in counts if isinstance(count, int)]
-    launches = sum(known)
-    if not eager or known != counts or (not launches and part.get("replayed")):
-        return ""  # what a graph replays is not seen one by one
-    kernels, library, plain = known
-    if not kernels:
-        return f"nothing is fused: {many(launches, 'call')} of libraries and operators as in eager"
-    parts = [many(kernels, "fused kernel")]
-    if templates := _count(record, "compiled", "templates"):
-        parts[0] += f" ({templates} from Triton templates)"
-    if library:
-        parts.append(f"{many(library, 'library call')} ({_names(part.get('library'))})")
-    if plain:
-        parts.append(f"{many(plain, 'plain operator')} ({_names(part.get('operators'))})")
-    kinds = parts[0]
-    if len(parts) > 1:
-        kinds = f"{many(launches, 'call')}: {', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{many(eager, 'operator')} of eager become{'s' * (eager == 1)} {kinds}"
-
-
 def _time(record: Record, is_eager: bool) -> str:
     """Where the time of an eager call goes, as far as fusing could change it."""
-    part = _part(record, "eager")
+    part = _eager_part(record)
     seconds, total, call = (part.get(k) for k in ("seconds", "seconds_total", "call_s"))
     if not isinstance(seconds, Mapping) or not total or not call or total > 1.5 * call:
         return ""  # in the last case other load disturbed the profile
@@ -133,9 +109,8 @@ def _replays(record: Record, device: str) -> bool:
     return (
         device.startswith("cuda")
         and record.config.has_cuda_graphs
-        and not record.detail.get("cudagraph_skips")
+        and record.detail.get("cudagraph_skips") == 0
         and not phase_of(record.phase).has_backward
-        and _part(record, "compiled").get("replayed") is True
     )
 
 
@@ -166,13 +141,8 @@ def _broken(record: Record) -> str:
     return f"the graph breaks at {', '.join(places[:2])}{more}"
 
 
-def _count(record: Record, part: str, name: str) -> int | None:
-    value = _part(record, part).get(name)
-    return value if isinstance(value, int) else None
-
-
-def _part(record: Record, name: str) -> Mapping[str, Any]:
-    part = record.detail.get(name)
+def _eager_part(record: Record) -> Mapping[str, Any]:
+    part = record.detail.get("eager")
     return part if isinstance(part, Mapping) else {}
 
 

@@ -267,14 +267,12 @@ class Measurement:
         eager_s: seconds per call of the eager block.
         compiled_s: seconds per call of the compiled block in the same round.
         calls: calls of an eager and of a compiled block.
-        flags: ``eager_slowed`` if eager is slower next to the other side than alone.
         leads: untimed calls before an eager and a compiled block, slowed by the other side.
     """
 
     eager_s: tuple[float, ...]
     compiled_s: tuple[float, ...]
     calls: tuple[int, int] = (1, 1)
-    flags: tuple[str, ...] = ()
     leads: tuple[int, int] = (0, 0)
 
     @functools.cached_property

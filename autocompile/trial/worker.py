@@ -13,7 +13,7 @@ from autocompile.protocol import requests
 from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure import explain
+from autocompile.trial.measure import telemetry
 from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe
@@ -64,7 +64,7 @@ def run(
         elif not isinstance(error, failures.Failed):
             result.where = failures.where_in(error, home)
             if result.outcome is Outcome.GRAPH_BREAK:
-                result.detail["breaks"] = explain.breaks_of(error, home)
+                result.detail["breaks"] = telemetry.breaks_of(error, home)
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What Dynamo and Inductor have compiled: counters, and a key of the code."""
+"""What Dynamo and Inductor have compiled, where graphs break, and which operators eager runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import contextlib
 import hashlib
 import importlib
 import os
+import re
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
@@ -28,6 +31,12 @@ _OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kern
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
 _UNDISTURBED = 20  # such kernels in a row
+
+_MOST = 12  # entries of each list in a record
+_WIDE = 200  # characters of a text from torch
+_SKIP = "skipping cudagraphs due to"
+_TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
+_FREE = re.compile(r"empty|new_empty|detach|alias|lift_fresh|_local_scalar_dense|_reinterpret")
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -126,17 +135,6 @@ def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
 
 
-def loaded_code() -> dict[Path, str]:
-    """File and text of the modules that Inductor has loaded in this process."""
-    cache = sys.modules.get("torch._inductor.codecache")
-    texts = {}
-    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
-        file = Path(getattr(module, "__file__", None) or "").resolve()
-        with contextlib.suppress(OSError):
-            texts[file] = file.read_text("utf-8", "replace")
-    return texts
-
-
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
     """Equal for two settings of one phase whose calls launch the same code in the same way.
 
@@ -146,9 +144,13 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     if not config.entry.by_inductor:
         return ""
     home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    # The fork server's own modules are elsewhere.
-    code = loaded_code().items()
-    texts = [text.replace(str(home), "") for file, text in code if home in file.parents]
+    cache = sys.modules.get("torch._inductor.codecache")
+    texts = []
+    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
+        file = Path(getattr(module, "__file__", None) or "").resolve()
+        if home in file.parents:  # modules of the fork server are elsewhere
+            with contextlib.suppress(OSError):
+                texts.append(file.read_text("utf-8", "replace").replace(str(home), ""))
     if not texts:
         return ""
     options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}
@@ -186,3 +188,102 @@ def end_compile_workers() -> None:
             process.kill()  # it still imports torch, for which a shutdown would wait
             process.wait()
     compiling.shutdown_compile_workers()
+
+
+def found_by_dynamo(home: Path) -> dict[str, Any]:
+    """Graph breaks with their places, and why CUDA graphs were skipped.
+
+    ``home`` is the folder of the user's file.
+    """
+    reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
+    rows: dict[str, dict[str, Any]] = {}
+    for reason in list(reasons)[:100]:
+        row = _break(reason.user_stack, reason.reason, home)
+        rows.setdefault(f"{row['place']} {row['reason']}", row)
+    metrics = torch._dynamo.utils.get_compilation_metrics()
+    texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
+    skipped = [
+        " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(" .")[:_WIDE]
+        for text in filter(None, texts)
+    ]
+    with_code = [row for row in rows.values() if row["code"]]
+    return {
+        "breaks": (with_code or list(rows.values()))[:_MOST],
+        "cudagraph_skip_reasons": list(dict.fromkeys(skipped))[:5],
+    }
+
+
+def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
+    """The graph break that a Dynamo error reports; empty if none."""
+    stack = getattr(error, "real_stack", None)
+    return [_break(stack, str(error), home)] if stack else []
+
+
+def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
+    """Place and line of code of a graph break in the user's code, and torch's reason."""
+    row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
+    frames = [(Path(f.filename), f) for f in stack or ()]
+    frames = [each for each in frames if not each[0].is_relative_to(_TORCH)]
+    users = [each for each in frames if not each[0].is_relative_to(_OURS)]
+    of_the_target = [
+        (path, frame)
+        for path, frame in users
+        if path.is_relative_to(home) and "site-packages" not in path.parts
+    ]
+    if frames:
+        path, frame = (of_the_target or users or frames)[-1]
+        row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
+    if users:  # a file of autocompile would not help a user
+        short = path.relative_to(home).as_posix() if of_the_target else "/".join(path.parts[-2:])
+        row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
+    return row
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that compute something, and the seconds of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        begin = time.perf_counter()
+        output = func(*args, **(kwargs or {}))
+        took = time.perf_counter() - begin
+        if not _is_free(func):
+            name = func._schema.name.removeprefix("aten::")
+            self.count[name] += 1
+            self.seconds[name] += took
+        return output
+
+
+def _is_free(func: Any) -> bool:
+    """Whether the operator computes nothing: a view, an allocation or ``item()``."""
+    name = func._schema.name
+    if name.startswith(("prim::", "profiler::")) or _FREE.match(name.partition("::")[2]):
+        return True
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+
+
+def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Operators of one call: the total, the count of each kind, and on a CPU its seconds.
+
+    Use after the timing: it makes two calls, and counting slows the second.
+    """
+    begin = time.perf_counter()
+    call()
+    took, seen = time.perf_counter() - begin, _Operators()
+    with seen:
+        call()
+    facts: dict[str, Any] = {
+        "total": sum(seen.count.values()),
+        "count": dict(seen.count.most_common(_MOST)),
+    }
+    if device.type == "cpu":  # on other devices a call returns before it has finished
+        longest = sorted(seen.seconds.items(), key=lambda item: -item[1])[:_MOST]
+        facts["seconds"] = {name: round(s, 9) for name, s in longest}
+        facts["seconds_total"] = round(sum(seen.seconds.values()), 9)
+        facts["call_s"] = round(took, 9)
+    return facts

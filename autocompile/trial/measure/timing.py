@@ -43,9 +43,6 @@ _FEW = 3  # rounds of very long calls
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
 _LONG_CALL_S = 1.0  # such a call needs no warm-up beyond the calls of verification
 _NEAR = 0.97  # of the best speed-up; a setting below it is too slow
-_ALONE_BLOCKS = 5
-_GAP_S = 0.01  # by then threads of OpenMP and onnxruntime have stopped busy-waiting
-_SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times as long
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _SLOWER = 1.03  # smaller differences between calls are noise
@@ -184,13 +181,12 @@ class Rounds:
         for index in order:
             yield self.times[index], self._sides[index], self.calls[index], self.leads[index]
 
-    def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
+    def measurement(self, index: int) -> Measurement:
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
             calls=(self.calls[0], self.calls[index]),
             leads=(self.leads[0], self.leads[index]),
-            flags=flags,
         )
 
 
@@ -210,23 +206,15 @@ def no_garbage_collection() -> Iterator[None]:
 
 def screen(
     eager: Timed, other: Timed, synchronize: Callable[[], None], limits: TimingLimits, seed: int
-) -> tuple[Measurement, list[str]]:
+) -> Measurement:
     """Time a setting against eager until its speed-up is known well enough or clearly too low."""
     with no_garbage_collection():
-        alone_s = _alone(eager, synchronize, limits.block_s)
         rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
         began = time.monotonic()
         while not _is_enough(rounds, time.monotonic() - began, limits):
             for times, side, calls, lead in rounds.one():
                 times.append(block(side, calls, synchronize, lead))
-        measurement = rounds.measurement(1)
-        if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
-            alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
-    if measurement.eager_call_s <= _SLOWED * alone_s:
-        return measurement, []
-    slowed = measurement.eager_call_s / alone_s - 1
-    note = f"eager runs {slowed:.0%} slower next to this setting than alone"
-    return rounds.measurement(1, ("eager_slowed",)), [note]
+        return rounds.measurement(1)
 
 
 def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
@@ -238,17 +226,6 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
     if known.half_width <= limits.half_width or known.high < near:
         return True
     return spent_s > (limits.front_s if known.value > near else limits.max_s)
-
-
-def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
-    """Median seconds of a call without other sides."""
-    time.sleep(_GAP_S)
-    if (took_s := block(side, 1, synchronize)) > _LONG_CALL_S:
-        return took_s
-    calls = fill(side, synchronize, block_s)
-    if block_s < (took_s := block(side, calls, synchronize) * calls) and calls == 1:
-        return took_s  # a busy-wait does not matter for a call this long
-    return median([block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)])
 
 
 def side_by_side(

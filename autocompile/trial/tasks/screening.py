@@ -12,13 +12,12 @@ import torch
 
 from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest
-from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed, only_logged
-from autocompile.trial.measure import explain, memory, telemetry
+from autocompile.trial.measure import memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.target.load import home_of
 from autocompile.trial.target.sides import Side, make_side
@@ -45,14 +44,14 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
                 return
             seed = request.header.seed + request.number
             with channel.exclusive(), trial.measuring():
-                measurement, said = screen(
+                measurement = screen(
                     timed(trial.eager),
                     timed(trial.compiled),
                     trial.synchronize,
                     request.limits,
                     seed,
                 )
-            trial.keep(measurement, said)
+            trial.keep(measurement)
             trial.check_last_calls(measurement)
     if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
         channel.measured(result)
@@ -70,13 +69,12 @@ class _Trial(Comparison):
     request: TrialRequest
 
     def __init__(self, request: TrialRequest, channel: Channel, result: Record) -> None:
-        self.result, config, home = result, request.config, home_of(request.header.target)
+        self.result, config = result, request.config
         super().__init__(request, channel, config, result.notes, not config.is_eager)
         channel.step(Step.COMPILE)
         memory.give_back(self.target.device)
         telemetry.reset_dynamo(config.backend)
         make_autotuning_exclusive(channel)
-        self.witness = explain.Witness(home)
         self.compiled = make_side(self.target, request.phase, self.inputs(), config)
         self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
 
@@ -104,7 +102,7 @@ class _Trial(Comparison):
         result, facts = self.result, asdict(telemetry.dynamo_facts())
         for name in ("graphs", "graph_breaks", "recompiles"):
             setattr(result, name, facts.pop(name))
-        result.detail |= {**facts, **self.witness.facts()}
+        result.detail |= {**facts, **telemetry.found_by_dynamo(home_of(self.request.header.target))}
         if result.graphs == 0:
             met = (*facts["break_reasons"], *facts["skip_reasons"])
             why = f": {met[0]}" if met else ""
@@ -125,10 +123,9 @@ class _Trial(Comparison):
         reference.sample()
         self.result.reference_s = reference.median_s
 
-    def keep(self, measurement: Measurement, notes: list[str]) -> None:
+    def keep(self, measurement: Measurement) -> None:
         result = self.result
         result.measurement = measurement
-        result.notes += notes
         if not self.request.config.is_eager:
             result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
             result.compile_window = self.clock.window  # the parent takes out what it held us
@@ -159,7 +156,8 @@ class _Trial(Comparison):
             self.prove_compiled()
         if is_short:
             with only_logged():  # it is a good trial, whatever cannot be explained of it
-                self.count_launches()
+                eager_facts = telemetry.operators(self.eager.run, self.target.device)
+                result.detail["eager"] = eager_facts
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
@@ -173,13 +171,6 @@ class _Trial(Comparison):
             # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
             # nothing that was compiled is there any more afterwards.
             result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
-
-    def count_launches(self) -> None:
-        result = self.result
-        result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
-        if not self.compiled.is_eager:
-            has_graphs = uses_cuda_graphs(self.request.config)
-            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0, has_graphs)
 
     def peak_memory(self, side: Side) -> int | None:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
