@@ -70,6 +70,7 @@ class _Trial(Comparison):
 
     def __init__(self, request: TrialRequest, channel: Channel, result: Record) -> None:
         self.result, config = result, request.config
+        self.home = home_of(request.header.target)  # found now: the target may change directory
         super().__init__(request, channel, config, result.notes, not config.is_eager)
         channel.step(Step.COMPILE)
         memory.give_back(self.target.device)
@@ -102,7 +103,7 @@ class _Trial(Comparison):
         result, facts = self.result, asdict(telemetry.dynamo_facts())
         for name in ("graphs", "graph_breaks", "recompiles"):
             setattr(result, name, facts.pop(name))
-        result.detail |= {**facts, **telemetry.found_by_dynamo(home_of(self.request.header.target))}
+        result.detail |= {**facts, **telemetry.found_by_dynamo(self.home)}
         if result.graphs == 0:
             met = (*facts["break_reasons"], *facts["skip_reasons"])
             why = f": {met[0]}" if met else ""
