@@ -6,7 +6,7 @@ A sentence is made only of what a trial recorded; where nothing is known, nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate
@@ -15,11 +15,6 @@ from autocompile.report.text import many
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Record
 
-_LIBRARY = re.compile(
-    r"conv|mm$|^addm|matmul|linear|scaled_dot_product|attention|lstm|gru|_rnn|mkldnn|onednn|cudnn"
-)
-_FEW = 3  # operators that leave nothing to fuse
-_MUCH = 0.5  # of the time of a call: what is worth a sentence
 _LONG, _SHORT = 90, 48
 _SKIPS = (
     (re.compile(r"mutated inputs.*"), "an input is changed in place"),
@@ -41,21 +36,15 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
         if _replays(record, device):
             one = record.graphs == 1
             facts.append("a CUDA graph replays them" if one else "CUDA graphs replay them")
-        return [*filter(None, ("; ".join(filter(None, facts)), _time(record, False)))]
+        sentence = "; ".join(filter(None, facts))
+        return [sentence] if sentence else []
     size = best.record.batch_size
     rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_baseline]
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
-    total = _eager_part(best.record).get("total")
-    is_little = isinstance(total, int) and total <= _FEW
     of_near = filter(None, (_gave_up(near, device), _broken(near)))
-    told = (
-        _time(best.record, True),
-        f"eager runs {many(total or 0, 'operator')} per call: nothing to fuse" if is_little else "",
-        *(f"{show.label(near.config)}: {fact}" for fact in of_near),
-    )
-    return [sentence for sentence in told if sentence]
+    return [f"{show.label(near.config)}: {fact}" for fact in of_near]
 
 
 def obstacles(records: Sequence[Record], device: str) -> Iterator[str]:
@@ -77,31 +66,6 @@ def _graphs(record: Record) -> str:
         return f"{graphs}, no breaks"
     rest = " and the rest in Python" if record.graphs == 1 else ""
     return f"{graphs}{rest}; {_broken(record) or many(record.graph_breaks, 'graph break')}"
-
-
-def _time(record: Record, is_eager: bool) -> str:
-    """Where the time of an eager call goes, as far as fusing could change it."""
-    part = _eager_part(record)
-    seconds, total, call = (part.get(k) for k in ("seconds", "seconds_total", "call_s"))
-    if not isinstance(seconds, Mapping) or not total or not call or total > 1.5 * call:
-        return ""  # in the last case other load disturbed the profile
-    library = {n: s for n, s in seconds.items() if _LIBRARY.search(n)}
-    share, between = sum(library.values()) / max(total, call), 1 - total / call
-    if share >= _MUCH:
-        rest = ", which compiled code makes too" if is_eager else ""
-        return f"{share * 100:.0f} % of an eager call is in library calls ({_names(library)}){rest}"
-    if between >= _MUCH:
-        return f"{between * 100:.0f} % of an eager call is spent between operators, in Python"
-    return ""
-
-
-def _names(counts: object) -> str:
-    """The names with the largest figures, at most three."""
-    if not isinstance(counts, Mapping):
-        return ""
-    names = sorted(counts, key=lambda name: -counts[name])
-    shown = list(dict.fromkeys(show.plain(name).strip("_") for name in names))
-    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
 
 
 def _replays(record: Record, device: str) -> bool:
@@ -139,11 +103,6 @@ def _broken(record: Record) -> str:
         return ""
     more = f" and {len(places) - 2} more" if len(places) > 2 else ""
     return f"the graph breaks at {', '.join(places[:2])}{more}"
-
-
-def _eager_part(record: Record) -> Mapping[str, Any]:
-    part = record.detail.get("eager")
-    return part if isinstance(part, Mapping) else {}
 
 
 def _listed(record: Record, name: str, kind: type = object) -> list[Any]:

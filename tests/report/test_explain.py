@@ -15,7 +15,6 @@ from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
-EAGER_PART = {"total": 38, "count": {"addmm": 4}}
 BREAK = {"place": "model.py:12", "code": "print(x)", "reason": "Failed to trace print"}
 
 
@@ -26,7 +25,7 @@ def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) 
         number, "forward", config, 4, Outcome.OK, Step.EXIT,
         measurement=Measurement((1e-3,) * 8, (5e-4,) * 8),
         **{"graphs": 1, "graph_breaks": 0, "recompiles": 0, "compile_s": 3.0, **facts},
-        detail={"eager": EAGER_PART, **detail},
+        detail=detail,
     )  # fmt: skip
 
 
@@ -53,7 +52,7 @@ def test_where_nothing_is_recorded_nothing_is_said() -> None:
     assert why(candidate(old), "faster", [candidate(old)], "cpu") == []
     assert why(None, "failed", [], "cpu") == []
     assert not list(obstacles([old], "cuda"))
-    odd = trial(2, eager=[1], breaks="x", cudagraph_skip_reasons=7)
+    odd = trial(2, breaks="x", cudagraph_skip_reasons=7)
     assert why(candidate(odd), "faster", [], "cuda") == ["one graph, no breaks"]
     assert not list(obstacles([odd], "cuda"))
 
@@ -89,28 +88,12 @@ def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> 
     ]
 
 
-def test_keeping_eager_is_explained_by_time_and_by_what_compiling_did() -> None:
-    eager_part = {
-        "total": 9, "count": {}, "seconds": {"addmm": 9e-4, "relu": 4e-5},
-        "seconds_total": 9.4e-4, "call_s": 1e-3,
-    }  # fmt: skip
-    best = candidate(trial(0, EAGER, eager=eager_part), 1.0)
-    broke = trial(1, graph_breaks=1, breaks=[BREAK])
-    told = why(best, "keep_eager", [best, candidate(broke, 0.99)], "cpu")
-    assert told == [
-        "90 % of an eager call is in library calls (addmm), which compiled code makes too",
-        "plain torch.compile(): the graph breaks at model.py:12 `print(x)` (Failed to trace print)",
+def test_keeping_eager_is_explained_by_what_compiling_did() -> None:
+    best, broke = candidate(trial(0, EAGER), 1.0), trial(1, graph_breaks=1, breaks=[BREAK])
+    assert why(best, "keep_eager", [best, candidate(broke, 0.99)], "cpu") == [
+        "plain torch.compile(): the graph breaks at model.py:12 `print(x)` (Failed to trace print)"
     ]
-    python = {**eager_part, "seconds": {}, "seconds_total": 3e-4, "total": 2}
-    best = candidate(trial(0, EAGER, eager=python), 1.0)
-    told = why(best, "keep_eager", [best, candidate(trial(1), 0.99)], "cpu")
-    assert told == [
-        "70 % of an eager call is spent between operators, in Python",
-        "eager runs 2 operators per call: nothing to fuse",
-    ]
-    disturbed = {**eager_part, "call_s": 1e-4}
-    best = candidate(trial(0, EAGER, eager=disturbed), 1.0)
-    assert "library calls (addmm), which" not in str(why(best, "keep_eager", [best], "cpu"))
+    assert why(best, "keep_eager", [best, candidate(trial(1), 0.99)], "cpu") == []
 
 
 # --- what a trial records -----------------------------------------------------------------------
@@ -143,10 +126,5 @@ def test_a_trial_records_what_eager_runs_and_where_the_graph_breaks(
     file = tmp_path / "net.py"
     file.write_text(NET)
     detail = bench.run(file, "inductor").payload["detail"]
-    eager = detail["eager"]
-    assert eager["total"] == 6
-    assert eager["count"] == {"addmm": 2, "relu": 1, "mul": 1, "add": 1, "_softmax": 1}
-    assert set(eager["seconds"]) == set(eager["count"])
-    assert 0 < sum(eager["seconds"].values()) <= eager["seconds_total"] * 1.01
     (place,) = detail["breaks"]
     assert (place["place"], place["code"]) == ("net.py:12", "torch._dynamo.graph_break()")

@@ -1,4 +1,4 @@
-"""What Dynamo and Inductor have compiled, where graphs break, and which operators eager runs."""
+"""What Dynamo and Inductor have compiled, and where graphs break."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import contextlib
 import hashlib
 import importlib
 import os
-import re
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
@@ -36,7 +32,6 @@ _MOST = 12  # entries of each list in a record
 _WIDE = 200  # characters of a text from torch
 _SKIP = "skipping cudagraphs due to"
 _TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
-_FREE = re.compile(r"empty|new_empty|detach|alias|lift_fresh|_local_scalar_dense|_reinterpret")
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -60,24 +55,6 @@ def drain(device: torch.device) -> None:
         small.add_(1)
         torch.cuda.synchronize(device)
         quick = quick + 1 if time.perf_counter() - began < _SMALL_S else 0
-
-
-@dataclass(frozen=True)
-class DynamoFacts:
-    """Dynamo's counts since the last reset, and at most five reasons of each kind.
-
-    ``skipped_frames`` are functions that Dynamo gave up as a whole, for example because of a graph
-    break inside a loop, which is not counted as a break.
-    """
-
-    graphs: int
-    graph_breaks: int
-    skipped_frames: int
-    recompiles: int
-    break_reasons: tuple[str, ...]
-    skip_reasons: tuple[str, ...]
-    recompile_reasons: tuple[str, ...]
-    cudagraph_skips: int
 
 
 def reset_dynamo(backend: str) -> None:
@@ -106,28 +83,35 @@ def compilations() -> int:
     return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"])
 
 
-def dynamo_facts() -> DynamoFacts:
-    """Read Dynamo's counters and compilation metrics."""
+def dynamo_facts() -> dict[str, Any]:
+    """Dynamo's counts since the last reset, and at most five reasons of each kind.
+
+    ``skipped_frames`` are functions that Dynamo gave up as a whole, for example because of a graph
+    break inside a loop, which is not counted as a break.
+    """
     counters = torch._dynamo.utils.counters
     breaks = counters["graph_break"]
     met = {why: n for why, n in counters["unimplemented"].items() if why not in breaks}
     skipped = int(counters["frames"]["total"] - counters["frames"]["ok"])
-    reasons = [
-        first_line(m.recompile_reason)
-        for m in torch._dynamo.utils.get_compilation_metrics()
-        if getattr(m, "recompile_reason", None)
-    ]
-    return DynamoFacts(
-        graphs=int(counters["stats"]["unique_graphs"]),
-        graph_breaks=sum(breaks.values()),
-        skipped_frames=skipped,
-        recompiles=len(reasons),
-        break_reasons=_most_frequent(breaks),
+    reasons = recompile_reasons()
+    return {
+        "graphs": int(counters["stats"]["unique_graphs"]),
+        "graph_breaks": sum(breaks.values()),
+        "recompiles": len(reasons),
+        "skipped_frames": skipped,
+        "break_reasons": _most_frequent(breaks),
         # A skipped function does not count as a graph break.
-        skip_reasons=_most_frequent(met) if skipped else (),
-        recompile_reasons=tuple(reasons[:5]),
-        cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),
-    )
+        "skip_reasons": _most_frequent(met) if skipped else (),
+        "recompile_reasons": reasons[:5],
+        "cudagraph_skips": int(counters["inductor"]["cudagraph_skips"]),
+    }
+
+
+def recompile_reasons() -> list[str]:
+    """Why Dynamo has compiled anew since the last reset."""
+    metrics = torch._dynamo.utils.get_compilation_metrics()
+    reasons = (getattr(m, "recompile_reason", None) for m in metrics)
+    return [first_line(reason) for reason in reasons if reason]
 
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
@@ -237,53 +221,3 @@ def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
         short = path.relative_to(home).as_posix() if of_the_target else "/".join(path.parts[-2:])
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
     return row
-
-
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that compute something, and the seconds of each kind."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count: Counter[str] = Counter()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        begin = time.perf_counter()
-        output = func(*args, **(kwargs or {}))
-        took = time.perf_counter() - begin
-        if not _is_free(func):
-            name = func._schema.name.removeprefix("aten::")
-            self.count[name] += 1
-            self.seconds[name] += took
-        return output
-
-
-def _is_free(func: Any) -> bool:
-    """Whether the operator computes nothing: a view, an allocation or ``item()``."""
-    name = func._schema.name
-    if name.startswith(("prim::", "profiler::")) or _FREE.match(name.partition("::")[2]):
-        return True
-    returns = func._schema.returns
-    return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
-
-
-def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """Operators of one call: the total, the count of each kind, and on a CPU its seconds.
-
-    Use after the timing: it makes two calls, and counting slows the second.
-    """
-    begin = time.perf_counter()
-    call()
-    took, seen = time.perf_counter() - begin, _Operators()
-    with seen:
-        call()
-    facts: dict[str, Any] = {
-        "total": sum(seen.count.values()),
-        "count": dict(seen.count.most_common(_MOST)),
-    }
-    if device.type == "cpu":  # on other devices a call returns before it has finished
-        longest = sorted(seen.seconds.items(), key=lambda item: -item[1])[:_MOST]
-        facts["seconds"] = {name: round(s, 9) for name, s in longest}
-        facts["seconds_total"] = round(sum(seen.seconds.values()), 9)
-        facts["call_s"] = round(took, 9)
-    return facts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from autocompile.trial.verify.verifier import (
     demand_draws_by_seed,
 )
 
-_TOO_LONG_S = 2.0  # a call of which nothing is counted
+_TOO_LONG_S = 2.0  # a call of which no page faults are counted
 _SCHEDULE_S = 5.0  # for trying changes of the learning rate; a while longer of the default
 _FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or more
 
@@ -100,7 +99,7 @@ class _Trial(Comparison):
 
     def prove_compiled(self) -> None:
         """At least one graph reached the backend, and what the setting asked for happened."""
-        result, facts = self.result, asdict(telemetry.dynamo_facts())
+        result, facts = self.result, telemetry.dynamo_facts()
         for name in ("graphs", "graph_breaks", "recompiles"):
             setattr(result, name, facts.pop(name))
         result.detail |= {**facts, **telemetry.found_by_dynamo(self.home)}
@@ -149,16 +148,12 @@ class _Trial(Comparison):
         config, result, compiled = self.request.config, self.result, self.compiled
         if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
-        is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
-        if on_cpu and is_short:
+        on_cpu = self.target.device.type == "cpu"
+        if on_cpu and measurement.eager_call_s < _TOO_LONG_S:
             with only_logged():
                 result.page_faults = [_page_faults(side) for side in (self.eager, compiled)]
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
-        if is_short:
-            with only_logged():  # it is a good trial, whatever cannot be explained of it
-                eager_facts = telemetry.operators(self.eager.run, self.target.device)
-                result.detail["eager"] = eager_facts
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
@@ -224,14 +219,14 @@ def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: f
         )
         return
     eager.restore()
-    kept, before, problem = eager.kept, telemetry.dynamo_facts().graphs, None
+    kept, before, problem = eager.kept, telemetry.dynamo_facts()["graphs"], None
     try:
         for change, factor in enumerate(_FACTORS, 1):
             _set_rates(groups, rates, factor)
             eager.keep()
             compiled.adopt(eager)
             verifier.seeded_call(compiled, change)
-            problem = problem or verifier.steps.later(eager, compiled)
+            problem = problem or verifier.steps.problem(eager, compiled)
     except Exception as error:
         words = first_words(error)
         result.notes.append(f"after a change of the learning rate this step fails: {words}")
@@ -244,7 +239,7 @@ def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: f
     if problem:
         what = f"the step does not follow the learning rate: {problem}"
         raise Failed(Outcome.WRONG_OUTPUT, what + advice)
-    if recompiles := telemetry.dynamo_facts().graphs - before:
+    if recompiles := telemetry.dynamo_facts()["graphs"] - before:
         what = "a learning-rate schedule recompiles this step once"
         if recompiles > 1:
             what = "each change of the learning rate recompiles this step, up to torch's limit"

@@ -11,6 +11,7 @@ What is not covered: state of an optimizer that no later step of the check uses.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,34 +61,22 @@ class StepCheck:
     given: list[Gradients] = field(default_factory=list)
     accepted: dict[str, float] = field(default_factory=dict)
 
-    def first(self, reference: Side, side: Side) -> str | None:
-        """Where one of the first steps was another one than the reference's, or None.
+    def problem(self, reference: Side, side: Side, is_first: bool = False) -> str | None:
+        """Where the last step of a side was another one than the reference's, or None.
 
-        ``reference`` is as new before the first, and steps along.
+        The reference steps along. Before one of the first steps it has made the same ones, from new
+        on; before a later one it had the state of the side.
         """
-        given = gradients_of(side)
-        on_cpu = {name: None if g is None else g.cpu() for name, g in given.items()}
-        self.given.append(on_cpu)  # seldom asked for
-        return self._problem(reference, side, given, lambda: self.exact(self.given))
-
-    def later(self, reference: Side, side: Side) -> str | None:
-        """The same of a later step, before which the reference had the state of the side."""
         for p in reference.parameters.values():
             p.grad = None  # frees what is replaced
-        return self._problem(reference, side, gradients_of(side), None)
-
-    def _problem(
-        self,
-        reference: Side,
-        side: Side,
-        gradients: Gradients,
-        exact: Callable[[], Side | None] | None,
-    ) -> str | None:
+        gradients = gradients_of(side)
+        if is_first:  # on the CPU, since they are seldom asked for
+            self.given.append({n: None if g is None else g.cpu() for n, g in gradients.items()})
+        in_float64 = functools.cache(lambda: self.exact(self.given))
         before = dict(
             zip(reference.parameters, copies([*reference.parameters.values()]), strict=True)
         )
         step_with(reference, gradients)
-        golden: tuple[Side | None] | None = None  # once it was tried
         rows = [
             _apart(side.parameters[n], p, before.pop(n)) for n, p in reference.parameters.items()
         ]
@@ -103,8 +92,8 @@ class StepCheck:
             allowed += _MULTIPLE * self.accepted.get(name, 0.0) * moved
             if off <= allowed:
                 continue
-            if exact is not None:
-                (wide,) = golden = golden or (exact(),)
+            if is_first:
+                wide = in_float64()
                 is_rounding = off <= UNREFERENCED * allowed
                 if wide is not None:
                     right = wide.parameters[name].detach()

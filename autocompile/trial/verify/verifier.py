@@ -88,13 +88,10 @@ class Verifier:
     A method that finds an error raises :class:`Failed`: ``wrong_output`` or ``stale_weights``.
 
     Args:
-        target: the model and its inputs.
-        phase: the unit of work.
-        draws: two batches of inputs with different values; call ``n`` uses batch ``n % 2``.
-        seed: call ``n`` uses ``seed + n``.
+        batches: two, with different values; call ``n`` uses batch ``n % 2``, and ``seed + n``.
         notes: gets sentences for the user.
         tolerance: the user's, for outputs.
-        numbers: eager mode with the setting's precision, which the compiled side must agree with.
+        precision: eager mode with the setting's precision, which the compiled side must agree with.
 
     Attributes:
         eager: the eager side, ready to be timed.
@@ -107,35 +104,31 @@ class Verifier:
         self,
         target: Target,
         phase: str,
-        draws: tuple[Any, Any],
+        batches: tuple[Any, Any],
         seed: int,
         notes: list[str],
         tolerance: float | None = None,
-        numbers: CompileConfig = EAGER,
+        precision: CompileConfig = EAGER,
     ) -> None:
-        self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        self._target, self._phase, self._batches, self._seed = target, phase, batches, seed
         self._why_no_reference = ""
         self._is_forward, self._steps = phase_of(phase).is_forward, phase_of(phase).steps
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
-        self.eager = self.another_side(numbers)
-        self._numbers = numbers
+        self.eager = self.another_side(precision)
+        self._precision = precision
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
         self.check = target.check if "outputs" in self.expected else None
         self._noise: dict[str, float] = {}
-        apart = [0.0, 0.0]  # at most, of new sides and of later calls
-        for first, second, is_later in self._pairs():
-            noise = differences(first, second)
-            self._noise = largest(self._noise, noise)
-            apart[is_later] = max(apart[is_later], *noise.values(), 0.0)
+        for first, second in self._pairs():
+            self._noise = largest(self._noise, differences(first, second))
             if problem := self._refusal(first, second):
                 raise TargetError(
                     "the target's check() rejects a second run of eager mode",
                     problem,
                     "check(expected, actual) gets the outputs of the same call",
                 )
-        self._hides_state = apart[0] <= _MAX_NOISE < apart[1]
         self.steps = StepCheck(self._exact_steps)
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
@@ -166,7 +159,7 @@ class Verifier:
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
-        return make_side(self._target, self._phase, self._draws[0], config, model)
+        return make_side(self._target, self._phase, self._batches[0], config, model)
 
     @contextlib.contextmanager
     def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
@@ -188,7 +181,7 @@ class Verifier:
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
         # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self._draws[index % 2])
+        side.inputs = copy_inputs(self._batches[index % 2])
         seed_everything(self._seed + index)
         return side.run()
 
@@ -215,7 +208,7 @@ class Verifier:
             with self._side_in_float64(model) as side:
                 view: View = {}
                 for call in calls:
-                    side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
+                    side.inputs = pytree.tree_map(_double, copy_inputs(self._batches[call % 2]))
                     seed_everything(self._seed + call)
                     view = side.view(side.run())
                 return copy_view(view)
@@ -291,11 +284,11 @@ class Verifier:
             self.expected = without(self.expected, "gradients")
         if self._phase == TRAIN_STEP:
             self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
-        fresh = self.another_side(self._numbers)
-        self._demand(self.steps.first(fresh, compiled), "call 1")
+        fresh = self.another_side(self._precision)
+        self._demand(self.steps.problem(fresh, compiled, is_first=True), "call 1")
         self.seeded_call(compiled, 1)
         self._demand_kept(held.overwritten(), compiled, "call 2")
-        self._demand(self.steps.first(fresh, compiled), "call 2")
+        self._demand(self.steps.problem(fresh, compiled, is_first=True), "call 2")
         del fresh
         self.steps.given.clear()
         for index in () if draws_its_own else (1, 2):
@@ -330,7 +323,7 @@ class Verifier:
     def demand_later_step(self, compiled: Side, when: str) -> None:
         """Check what the optimizer made of the gradients of the last call, from eager's state."""
         self.eager.restore()
-        self._demand(self.steps.later(self.eager, compiled), when)
+        self._demand(self.steps.problem(self.eager, compiled), when)
         self.eager.restore()
 
     def last_call(self, compiled: Side) -> None:
@@ -454,24 +447,20 @@ class Verifier:
         not_copied = ("gradients",) if self._steps else ()  # they are as large as the model
         return {**view, **copy_view(without(view, *not_copied))}
 
-    def _pairs(self) -> Iterator[tuple[View, View, bool]]:
-        """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
-
-        The last of each says whether both are calls from that state, as those of a step but for
-        the first.
-        """
+    def _pairs(self) -> Iterator[tuple[View, View]]:
+        """Eager's views of calls in two runs, for its noise; keeps the state for later calls."""
         if not self._steps:
-            new = self._observe(self.another_side(self._numbers))
-            yield from zip(self._expected, new, [False] * len(new), strict=True)
+            new = self._observe(self.another_side(self._precision))
+            yield from zip(self._expected, new, strict=True)
             self.eager.keep()
-            yield self.from_kept_state(self.eager), self.from_kept_state(self.eager), True
+            yield self.from_kept_state(self.eager), self.from_kept_state(self.eager)
             return
         self.eager.keep()
-        again = self.another_side(self._numbers)
-        yield self.expected, again.view(self.seeded_call(again, 0)), False
+        again = self.another_side(self._precision)
+        yield self.expected, again.view(self.seeded_call(again, 0))
         del again
         for index in (1, 2):
-            yield self.from_kept_state(self.eager, index), self._eagers(index), True
+            yield self.from_kept_state(self.eager, index), self._eagers(index)
         self.eager.restore()
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
@@ -500,11 +489,10 @@ class Verifier:
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         if (unsteady := max(steady, default=0.0)) <= _MAX_NOISE:
             return ""
-        what = f"eager differs from itself by {unsteady:.1g}"
-        if self._hides_state:
-            what = "eager's calls change what later ones compute by more than buffers and tensors "
-            what += "in attributes of modules"
-        return f"{what}, so nothing can be compared with it"
+        return (
+            f"eager differs from itself by {unsteady:.1g}, so nothing can be compared with it "
+            "(what a call changes is put back in buffers and attributes of modules only)"
+        )
 
     def _refusal(self, want: View, got: View) -> str | None:
         return refusal(self.check, want["outputs"], got["outputs"]) if self.check else None
