@@ -317,16 +317,12 @@ def advice(records: Sequence[Record]) -> Iterator[str]:
             case [int(first), *_] if r.duplicate_of is None and r.measurement:
                 known.append((first, r.measurement.eager_call_s))
     if hit := [faults for faults, call_s in known if faults * _FAULT_S > _MATTERS * call_s]:
-        what = (
+        yield (
             f"in {len(hit)} of {len(known)} processes each eager call gets new memory from the "
-            f"kernel ({median(hit):.0f} page faults)"
+            f"kernel ({median(hit):.0f} page faults), which may change its time more than settings "
+            f"do. To prevent it, set {_KEEP} (glibc), when tuning and later; for blocks of more "
+            "than 32 MiB an allocator such as jemalloc may help"
         )
-        if len(hit) == len(known):  # the blocks may be too large to be kept at all
-            told = "an allocator that keeps large blocks, such as jemalloc, may save that time"
-            yield f"{what}: {told}"
-        else:  # by chance: what lies at the end of the heap
-            told = "this varies by chance and changes the time of a call more than settings do"
-            yield f"{what}; {told}. To prevent it, set {_KEEP} (glibc), when tuning and later"
     for r in records:
         reasons = (*r.detail.get("break_reasons", ()), *r.detail.get("skip_reasons", ()))
         if any(_RECURRENT in text for text in (r.message, *reasons)):

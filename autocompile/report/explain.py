@@ -5,7 +5,6 @@ A sentence is made only of what a trial recorded; where nothing is known, nothin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,11 +15,6 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.record import Record
 
 _LONG, _SHORT = 90, 48
-_SKIPS = (
-    (re.compile(r"mutated inputs.*"), "an input is changed in place"),
-    (re.compile(r"cpu device.*"), "a tensor is on the CPU"),
-    (re.compile(r"multiple devices.*"), "tensors are on several devices"),
-)
 
 
 def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str) -> list[str]:
@@ -83,12 +77,8 @@ def _gave_up(record: Record, device: str) -> str:
     is_cpu = device.startswith("cpu")  # where no setting has them
     if is_cpu or not record.config.has_cuda_graphs or not record.detail.get("cudagraph_skips"):
         return ""
-    told = ""
-    for reason in _listed(record, "cudagraph_skip_reasons")[:1]:
-        for pattern, words in _SKIPS:
-            reason = pattern.sub(words, show.plain(reason))
-        told = f": {show.shorten(reason, _LONG)}"
-    return f"torch gave up CUDA graphs{told}"
+    reasons = [show.plain(x) for x in _listed(record, "cudagraph_skip_reasons")[:1]]
+    return ": ".join(["torch gave up CUDA graphs", *(show.shorten(x, _LONG) for x in reasons)])
 
 
 def _broken(record: Record) -> str:

@@ -52,7 +52,7 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
                 )
             trial.keep(measurement)
             trial.check_last_calls(measurement)
-    if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
+    if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
         channel.measured(result)
     try:
         trial.look_closer(measurement)  # not timed, so the others may go on
@@ -151,7 +151,7 @@ class _Trial(Comparison):
         on_cpu = self.target.device.type == "cpu"
         if on_cpu and measurement.eager_call_s < _TOO_LONG_S:
             with only_logged():
-                result.page_faults = [_page_faults(side) for side in (self.eager, compiled)]
+                result.page_faults = [memory.page_faults(s.run) for s in (self.eager, compiled)]
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
         # Before more CUDA graphs are made.
@@ -181,13 +181,6 @@ class _Trial(Comparison):
             return tensors, side.held()
 
         return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
-
-
-def _page_faults(side: Side) -> int | None:
-    side.restore()
-    faults = memory.page_faults(side.run)
-    side.restore()
-    return faults
 
 
 def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: float) -> None:

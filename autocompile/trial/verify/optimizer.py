@@ -52,27 +52,30 @@ class StepCheck:
     """Checks steps of one side.
 
     Attributes:
-        exact: makes the first steps in float64 with these gradients; None if that fails.
-        given: gradients of the first steps, in order, for ``exact``.
+        given: gradients of the first steps, in order.
         accepted: relative errors of the first steps that float64 excuses, by parameter.
     """
 
-    exact: Callable[[Sequence[Gradients]], Side | None]
     given: list[Gradients] = field(default_factory=list)
     accepted: dict[str, float] = field(default_factory=dict)
 
-    def problem(self, reference: Side, side: Side, is_first: bool = False) -> str | None:
+    def problem(
+        self,
+        reference: Side,
+        side: Side,
+        exact: Callable[[Sequence[Gradients]], Side | None] | None = None,
+    ) -> str | None:
         """Where the last step of a side was another one than the reference's, or None.
 
-        The reference steps along. Before one of the first steps it has made the same ones, from new
-        on; before a later one it had the state of the side.
+        The reference, which had the state of the side before, steps along. ``exact`` makes the
+        first steps in float64 with given gradients, or gives None; it is there for these only.
         """
         for p in reference.parameters.values():
             p.grad = None  # frees what is replaced
         gradients = gradients_of(side)
-        if is_first:  # on the CPU, since they are seldom asked for
+        if exact is not None:  # on the CPU, since they are seldom asked for
             self.given.append({n: None if g is None else g.cpu() for n, g in gradients.items()})
-        in_float64 = functools.cache(lambda: self.exact(self.given))
+        in_float64 = functools.cache(lambda: exact(self.given) if exact else None)
         before = dict(
             zip(reference.parameters, copies([*reference.parameters.values()]), strict=True)
         )
@@ -92,7 +95,7 @@ class StepCheck:
             allowed += _MULTIPLE * self.accepted.get(name, 0.0) * moved
             if off <= allowed:
                 continue
-            if is_first:
+            if exact is not None:
                 wide = in_float64()
                 is_rounding = off <= UNREFERENCED * allowed
                 if wide is not None:

@@ -1,4 +1,4 @@
-"""The results of a call: taken apart into leaves by path, copied, held, and judged by the user.
+"""The results of a call: taken apart into leaves by path, copied, and judged by the user.
 
 Classes that are not plain containers are not passed to ``torch.utils._pytree``: it cannot name the
 parts of every registered class, and rebuilding one runs its own code.
@@ -263,7 +263,7 @@ def has_tensor(view: View) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in _results(view))
 
 
-class Held:
+class LastResults:
     """The tensors of ``outputs`` and ``loss``, not copied, with copies of their first values.
 
     Shows outputs that a later call overwrites, so that a caller cannot keep two results.

@@ -59,7 +59,7 @@ from autocompile.trial.verify.compare import (
 )
 from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
 from autocompile.trial.verify.outputs import (
-    Held,
+    LastResults,
     View,
     copy_view,
     flatten,
@@ -129,7 +129,7 @@ class Verifier:
                     problem,
                     "check(expected, actual) gets the outputs of the same call",
                 )
-        self.steps = StepCheck(self._exact_steps)
+        self.steps = StepCheck()
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
         self._movement: Movement | None = None
@@ -190,12 +190,12 @@ class Verifier:
 
         Yields the number of each call, its view and the paths of outputs that it has overwritten.
         """
-        held: Held | None = None
+        last: LastResults | None = None
         for index in range(_CALLS):
             output = self.seeded_call(side, index) if index else output
-            lost = held.overwritten() if held else []
+            lost = last.overwritten() if last else []
             view = side.view(output)
-            held = Held(view)
+            last = LastResults(view)
             yield index, view, lost
 
     def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
@@ -216,14 +216,14 @@ class Verifier:
             self._why_no_reference = first_words(error)
             return None
 
-    def has_own_draws(self, side: Side) -> bool:
-        """Whether this side's values depend on random numbers that differ from eager's."""
+    def draws_otherwise(self, side: Side) -> bool:
+        """Whether a side's values depend on random numbers that differ from eager's."""
         config: Any = importlib.import_module("torch._inductor.config")
         return self._is_random and side.config.entry.by_inductor and not config.fallback_random
 
     def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
         """Context in which a side without its own draws draws eager's random numbers."""
-        asks = self._is_random and not self.has_own_draws(side)
+        asks = self._is_random and not self.draws_otherwise(side)
         return _drawing_as_eager() if asks else contextlib.nullcontext()
 
     def _depends_on_seed(self) -> bool:
@@ -260,8 +260,8 @@ class Verifier:
             self._first_steps(compiled, first_output)
             return
         for index, got, lost in self._first_views(compiled, first_output):
-            self._demand_kept(lost, compiled, f"call {index + 1}")
-            if self.has_own_draws(compiled):
+            self._demand_unchanged(lost, compiled, f"call {index + 1}")
+            if self.draws_otherwise(compiled):
                 continue
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(index + 1))
@@ -271,27 +271,27 @@ class Verifier:
 
     def _first_steps(self, compiled: Side, first_output: Any) -> None:
         """Compare the first steps: passes from one state, and steps with the same gradients."""
-        draws_its_own = self.has_own_draws(compiled)
+        draws_otherwise = self.draws_otherwise(compiled)
         first = compiled.view(first_output)
-        if not draws_its_own:
+        if not draws_otherwise:
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(1))
             self.demand(first, self.expected, "call 1", self._noise, reference)
             self._drift = differences(self.expected, first)
-        held = Held(first)
+        last = LastResults(first)
         del first
         if not self._is_random:  # else a side that draws like eager is compared later
             self.expected = without(self.expected, "gradients")
         if self._phase == TRAIN_STEP:
             self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
         fresh = self.another_side(self._precision)
-        self._demand(self.steps.problem(fresh, compiled, is_first=True), "call 1")
+        self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 1")
         self.seeded_call(compiled, 1)
-        self._demand_kept(held.overwritten(), compiled, "call 2")
-        self._demand(self.steps.problem(fresh, compiled, is_first=True), "call 2")
+        self._demand_unchanged(last.overwritten(), compiled, "call 2")
+        self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 2")
         del fresh
         self.steps.given.clear()
-        for index in () if draws_its_own else (1, 2):
+        for index in () if draws_otherwise else (1, 2):
             when = f"call {index + 2}"
             want, got = self._from_eagers_state(compiled, index, when, self._noise)
             self._drift = largest(self._drift, differences(want, got))
@@ -320,16 +320,10 @@ class Verifier:
         if why and note not in self._notes:
             self._notes.append(note)
 
-    def demand_later_step(self, compiled: Side, when: str) -> None:
-        """Check what the optimizer made of the gradients of the last call, from eager's state."""
-        self.eager.restore()
-        self._demand(self.steps.problem(self.eager, compiled), when)
-        self.eager.restore()
-
     def last_call(self, compiled: Side) -> None:
         """Compare one call after the timing."""
         when = "after the timing"
-        if self.has_own_draws(compiled):
+        if self.draws_otherwise(compiled):
             self.demand_repeats(compiled, when)
             compiled.adopt(self.eager)
             got = compiled.view(self.seeded_call(compiled, 0))
@@ -337,10 +331,12 @@ class Verifier:
             noise = self._noise if self._is_forward else self.accepted
             _, got = self._from_eagers_state(compiled, 0, when, noise)
         if self._steps:
-            self.demand_later_step(compiled, when)
-        held = Held(got)
+            self.eager.restore()
+            self._demand(self.steps.problem(self.eager, compiled), when)
+            self.eager.restore()
+        last = LastResults(got)
         self.seeded_call(compiled, 1)
-        self._demand_kept(held.overwritten(), compiled, "a call after the timing")
+        self._demand_unchanged(last.overwritten(), compiled, "a call after the timing")
 
     def weights(self, compiled: Side) -> bool | None:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
@@ -350,15 +346,15 @@ class Verifier:
         """
         if not self._is_forward:
             return None
-        draws_its_own, restless = self.has_own_draws(compiled), self._restless()
+        draws_otherwise, restless = self.draws_otherwise(compiled), self._restless()
         before = self.from_kept_state(self.eager)
-        compiled_before = self.from_kept_state(compiled) if draws_its_own else before
+        compiled_before = self.from_kept_state(compiled) if draws_otherwise else before
         with self._other_eager_weights() as state:
             perturb(compiled.model, self._seed)
             want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
             visible = self._is_visible(before, want)
             what, noise = "an in-place update of the weights", self._noise
-            if visible and not draws_its_own:
+            if visible and not draws_otherwise:
                 self._demand_live(changed, want, before, what)
             elif visible and not compare(compiled_before, changed, noise=noise, restless=restless):
                 raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
@@ -366,8 +362,8 @@ class Verifier:
         got = self.from_kept_state(compiled)
         if visible:
             # A side with its own draws must return to its own earlier output.
-            want, old = (compiled_before, changed) if draws_its_own else (before, want)
-            self._demand_live(got, want, old, "load_state_dict", draws_its_own)
+            want, old = (compiled_before, changed) if draws_otherwise else (before, want)
+            self._demand_live(got, want, old, "load_state_dict", draws_otherwise)
         return True if visible else None
 
     def new_weights(
@@ -387,7 +383,7 @@ class Verifier:
             output = self.seeded_call(compiled, 0)
             synchronize()
             took_s = time.perf_counter() - began
-            if not self._is_visible(before, want) or self.has_own_draws(compiled):
+            if not self._is_visible(before, want) or self.draws_otherwise(compiled):
                 return None, took_s
             got = copy_view(compiled.view(output))
             self._demand_live(got, want, before, "load_state_dict")
@@ -421,7 +417,7 @@ class Verifier:
 
     def for_another(self) -> Verifier:
         made = copy.copy(self)
-        made.steps = StepCheck(made._exact_steps)
+        made.steps = StepCheck()
         return made
 
     def share_kept(self, compiled: Side) -> None:
@@ -575,10 +571,10 @@ class Verifier:
         return Movement(by, longer, epsilon, sizes(want))
 
     def _demand_live(
-        self, got: View, want: View, old: View, what: str, draws_its_own: bool = False
+        self, got: View, want: View, old: View, what: str, draws_otherwise: bool = False
     ) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
-        reference = None if draws_its_own else self._from_eager_in_float64
+        reference = None if draws_otherwise else self._from_eager_in_float64
         restless = self._restless()
         if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
             self._demand(None, what)
@@ -587,7 +583,7 @@ class Verifier:
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
         self.demand(got, want, f"after {what}", self._noise, reference, restless)
 
-    def _demand_kept(self, lost: list[str], compiled: Side, by: str) -> None:
+    def _demand_unchanged(self, lost: list[str], compiled: Side, by: str) -> None:
         """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
         paths = [path for path in lost if path not in self._eager_overwrites]
         if paths and not uses_cuda_graphs(compiled.config):
@@ -608,7 +604,7 @@ def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
 
 def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
     """Check that own draws repeat with a seed and differ with another; the rest equals eager's."""
-    if not verifier.has_own_draws(compiled):
+    if not verifier.draws_otherwise(compiled):
         return
     verifier.demand_repeats(compiled, "when the same seed is set again")
     began, sides = time.monotonic(), (verifier.eager, compiled)
@@ -634,7 +630,7 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
     """
-    if not verifier.has_own_draws(compiled):
+    if not verifier.draws_otherwise(compiled):
         return
     telemetry.reset_dynamo(config.backend)
     with _drawing_as_eager():
