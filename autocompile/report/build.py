@@ -215,8 +215,6 @@ def _verdict(
         return "keep_eager", "the run ended before any other setting was tried"
     if not others:
         return "keep_eager", _why_nothing(every, records, space)
-    if all(c.slows_eager for c in others):
-        return "keep_eager", "beside every setting that works eager runs slower than alone"
     return "keep_eager", f"nothing {nothing_better}"
 
 
@@ -303,12 +301,6 @@ def _notes(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    for c in allowed:
-        if c.slows_eager and c.speedup.low > 1:
-            yield (
-                f"trial {c.record.number}: eager runs slower beside it than alone, so its speed-up "
-                f"of {show.speedup(c.speedup)} is not real; it is not recommended"
-            )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
     yield from advice([c.record for c in every])
@@ -325,16 +317,12 @@ def advice(records: Sequence[Record]) -> Iterator[str]:
             case [int(first), *_] if r.duplicate_of is None and r.measurement:
                 known.append((first, r.measurement.eager_call_s))
     if hit := [faults for faults, call_s in known if faults * _FAULT_S > _MATTERS * call_s]:
-        what = (
+        yield (
             f"in {len(hit)} of {len(known)} processes each eager call gets new memory from the "
-            f"kernel ({median(hit):.0f} page faults)"
+            f"kernel ({median(hit):.0f} page faults), which may change its time more than settings "
+            f"do. To prevent it, set {_KEEP} (glibc), when tuning and later; for blocks of more "
+            "than 32 MiB an allocator such as jemalloc may help"
         )
-        if len(hit) == len(known):  # the blocks may be too large to be kept at all
-            told = "an allocator that keeps large blocks, such as jemalloc, may save that time"
-            yield f"{what}: {told}"
-        else:  # by chance: what lies at the end of the heap
-            told = "this varies by chance and changes the time of a call more than settings do"
-            yield f"{what}; {told}. To prevent it, set {_KEEP} (glibc), when tuning and later"
     for r in records:
         reasons = (*r.detail.get("break_reasons", ()), *r.detail.get("skip_reasons", ()))
         if any(_RECURRENT in text for text in (r.message, *reasons)):
@@ -397,7 +385,6 @@ def _trial(record: Record, run_dir: str) -> Trial:
             ),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
-            "flags": tuple(m.flags),
         }
     return Trial(
         **{name: getattr(record, name) for name in _OF_A_RECORD},

@@ -179,7 +179,6 @@ class Trial(_Part):
     call_s: float | None = None
     eager_call_s: float | None = None
     notes: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
     log: str | None = None
 
     @property

@@ -13,7 +13,7 @@ from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
 from autocompile.store.record import Outcome, Step, TaskResult
-from autocompile.trial.measure.telemetry import dynamo_facts
+from autocompile.trial.measure.telemetry import recompile_reasons
 
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _MISSING = (ImportError, FileNotFoundError)
@@ -79,7 +79,7 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        reasons = dynamo_facts().recompile_reasons
+        reasons = recompile_reasons()
         result.message = f"compiled anew at each of the first calls: {(*reasons, 'no reason')[0]}"
     if isinstance(error, AutocompileError):
         result.message = what = error.what

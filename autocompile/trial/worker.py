@@ -14,7 +14,7 @@ from autocompile.store.record import Outcome, Record, Step, TaskResult
 from autocompile.store.runs import split_spec
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure import explain
+from autocompile.trial.measure import telemetry
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe
 from autocompile.trial.tasks.race import race
@@ -62,7 +62,7 @@ def run(
         elif not isinstance(error, failures.Failed):
             result.where = failures.where_in(error, home)
             if result.outcome is Outcome.GRAPH_BREAK:
-                result.detail["breaks"] = explain.breaks_of(error, home)
+                result.detail["breaks"] = telemetry.breaks_of(error, home)
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()

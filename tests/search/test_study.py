@@ -382,16 +382,6 @@ def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> No
     assert not result.is_faster_by(1.05, "forward")
 
 
-def test_what_slows_eager_down_beside_it_is_not_faster(target: Path) -> None:
-    result = tuned(target, where(is_best, measured(1.5, flags=("eager_slowed",))))
-    assert result.config["forward"].mode == "default"
-    phase = forward(result)
-    assert any("eager runs slower beside it" in note for note in phase["notes"])
-    phase = forward(tuned(target, where(is_compiled, measured(2.5, flags=("eager_slowed",)))))
-    assert phase["verdict"] == "keep_eager"
-    assert phase["reason"] == "beside every setting that works eager runs slower than alone"
-
-
 @pytest.mark.parametrize(
     ("seen", "truth", "wins"),
     [

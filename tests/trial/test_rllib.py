@@ -139,7 +139,7 @@ def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: s
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
         verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
-        assert telemetry.dynamo_facts().graphs >= 1, phase
+        assert telemetry.dynamo_facts()["graphs"] >= 1, phase
         assert verifier.weights(compiled) is (True if phase in RL_PHASES else None), phase
         compiled.keep()
         verifier.last_call(compiled)
@@ -162,7 +162,7 @@ def test_the_function_beneath_is_compiled_and_the_users_module_is_left_alone(
     assert not seen  # nothing is compiled before the first call
     telemetry.reset_dynamo("spy")
     output = side.run()
-    assert telemetry.dynamo_facts().graphs == 1
+    assert telemetry.dynamo_facts()["graphs"] == 1
     assert "linear" in seen[0]
     assert output["action_dist_inputs"].shape == (4, 3)
 
@@ -387,5 +387,5 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     telemetry.reset_dynamo("aot_eager")
     side = exported_side(target, phase, inputs, config, exported, tmp_path)
     side.run()
-    assert bool(telemetry.dynamo_facts().graphs) == (phase != "optimizer_step")
+    assert bool(telemetry.dynamo_facts()["graphs"]) == (phase != "optimizer_step")
     assert phase != "optimizer_step" or side.optimizers[0].param_groups[0]["fused"]

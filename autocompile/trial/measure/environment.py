@@ -60,8 +60,8 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     for package in filter(None, (known.registered_by, known.package)):
         if importlib.util.find_spec(package) is None:
             return wanted or f"{package} is not installed"
-    if known.ours and (reason := _not_ours(name)):
-        return reason
+    if known.ours and name not in registered:
+        return "autocompile, which has this backend, is not installed in this interpreter"
     if known.registered_by:
         try:
             register_backend_of(name)
@@ -69,20 +69,6 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
             return f"{wanted or 'it cannot be imported'} ({str(error)[:160]})"
         return ""
     return "" if name in registered else f"torch {version} knows no backend of this name"
-
-
-def _not_ours(name: str) -> str:
-    from importlib.metadata import entry_points
-
-    from torch._dynamo.backends.registry import _COMPILER_FNS
-
-    known = _COMPILER_FNS.get(name)
-    if known is not None and not known.__module__.startswith("autocompile."):
-        return f"this torch has its own {name}, which differs from autocompile's"
-    entries = entry_points(group="torch_dynamo_backends", name=name)
-    if any(entry.value.startswith("autocompile.") for entry in entries):
-        return ""
-    return "autocompile, which has this backend, is not installed in this interpreter"
 
 
 def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:

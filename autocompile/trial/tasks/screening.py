@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import torch
 
 from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest
-from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed, only_logged
-from autocompile.trial.measure import explain, memory, telemetry
+from autocompile.trial.measure import memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
@@ -28,7 +26,7 @@ from autocompile.trial.verify.verifier import (
     demand_draws_by_seed,
 )
 
-_TOO_LONG_S = 2.0  # a call of which nothing is counted
+_TOO_LONG_S = 2.0  # a call of which no page faults are counted
 _FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
 _LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 
@@ -55,7 +53,7 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
                 result.compile_s = trial.clock.compile_s(measurement.compiled_call_s)
                 result.compile_window = trial.clock.window  # the parent takes out what it held us
             trial.check_last_calls(measurement)
-    if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
+    if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
         channel.measured(result)
     try:
         trial.look_closer(measurement)  # not timed, so the others may go on
@@ -73,13 +71,12 @@ class _Trial(Comparison):
     def __init__(self, request: TrialRequest, channel: Channel, result: Record) -> None:
         self.result, config = result, request.config
         # Of the user's file, which may change directory when it is loaded.
-        home = Path(split_spec(request.header.target)[0]).resolve().parent
+        self.home = Path(split_spec(request.header.target)[0]).resolve().parent
         super().__init__(request, channel, config, result.notes, not config.is_eager)
         channel.step(Step.COMPILE)
         memory.give_back(self.target.device)
         telemetry.reset_dynamo(config.backend)
         make_autotuning_exclusive(channel)
-        self.witness = explain.Witness(home)
         self.compiled = make_side(self.target, request.phase, self.inputs(), config)
         self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
 
@@ -99,10 +96,10 @@ class _Trial(Comparison):
 
     def prove_compiled(self) -> None:
         """At least one graph reached the backend, and what the setting asked for happened."""
-        result, facts = self.result, asdict(telemetry.dynamo_facts())
+        result, facts = self.result, telemetry.dynamo_facts()
         for name in ("graphs", "graph_breaks", "recompiles"):
             setattr(result, name, facts.pop(name))
-        result.detail |= {**facts, **self.witness.facts()}
+        result.detail |= {**facts, **telemetry.found_by_dynamo(self.home)}
         if result.graphs == 0:
             met = (*facts["break_reasons"], *facts["skip_reasons"])
             why = f": {met[0]}" if met else ""
@@ -126,22 +123,16 @@ class _Trial(Comparison):
             result.calls_per_update = request.calls_per_update
 
     def look_closer(self, measurement: Measurement) -> None:
-        """What is launched, memory, and what a learning-rate schedule recompiles."""
+        """Memory, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
         if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
-        is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
-        if on_cpu and is_short:
+        on_cpu = self.target.device.type == "cpu"
+        if on_cpu and measurement.eager_call_s < _TOO_LONG_S:
             with only_logged():
                 result.page_faults = [self.page_faults(side) for side in (self.eager, compiled)]
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
-        if is_short:
-            with only_logged():  # it is a good trial, whatever cannot be explained of it
-                result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
-                if not compiled.is_eager:
-                    counts = result.recompiles or 0, uses_cuda_graphs(config)
-                    result.detail["compiled"] = self.witness.compiled(*counts)
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         # On a CPU no tensor shows the weights that another runtime or constants hold.
@@ -186,13 +177,13 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
         return
     rates = [float(g["lr"]) for g in groups]
     eager.restore()
-    kept, before = eager.kept, telemetry.dynamo_facts().graphs
+    kept, before = eager.kept, telemetry.dynamo_facts()["graphs"]
     try:
         _set_rates(groups, [rate * _FACTOR for rate in rates])
         eager.keep()
         compiled.adopt(eager)
         verifier.seeded_call(compiled, 1)
-        problem = verifier.steps.later(eager, compiled)
+        problem = verifier.steps.problem(eager, compiled)
     finally:
         _set_rates(groups, rates)
         eager.kept = kept
@@ -201,7 +192,7 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
     if problem:
         what = f"the step does not follow the learning rate: {problem}"
         raise Failed(Outcome.WRONG_OUTPUT, what)
-    if telemetry.dynamo_facts().graphs > before:
+    if telemetry.dynamo_facts()["graphs"] > before:
         kind, rate = type(compiled.optimizers[0]).__name__, f"lr=torch.tensor({rates[-1]:g})"
         notes.append(
             "a learning-rate schedule recompiles this step; "

@@ -147,7 +147,7 @@ def timed(side: Side) -> Timed:
         with side.context():
             yield
         if telemetry.compilations() != before:
-            reasons = telemetry.dynamo_facts().recompile_reasons
+            reasons = telemetry.recompile_reasons()
             raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
     return Timed(side.call, side.restore, side.context if side.is_eager else counted)
