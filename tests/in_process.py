@@ -94,7 +94,7 @@ def timed_for_a_moment(eager: Any, compiled: Any, synchronize: Any, *_: Any) -> 
     for side in order:
         times[id(side)].append(block(side, _CALLS, synchronize))
     eager_s, compiled_s = (tuple(times[id(side)]) for side in (eager, compiled))
-    return Measurement(eager_s, compiled_s, calls=(_CALLS, _CALLS))
+    return Measurement(eager_s, compiled_s, calls=(_CALLS, _CALLS)), []
 
 
 def _forget(names: set[str]) -> None:

@@ -146,6 +146,14 @@ def test_where_eager_is_kept_it_is_open_while_something_may_be_faster() -> None:
     assert [c.record.config for c, _ in decision.open] == [LITE]
 
 
+def test_what_slows_eager_down_beside_it_is_no_rival() -> None:
+    run = Run()
+    run.search(LITE, 2.5, flags=("eager_slowed",))
+    decision = decided(run)
+    assert not decision.is_faster
+    assert decision.rivals == ()
+
+
 def test_what_does_not_keep_the_limits_is_neither_best_nor_open() -> None:
     run = Run()
     run.search(MAX, 1.6)  # nobody knows its memory

@@ -53,7 +53,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def screened(
     eager: Timed, other: Timed, limits: TimingLimits = LIMITS, seed: int = 0
 ) -> Measurement:
-    return screen(eager, other, nothing, limits, seed)
+    """A comparison of which there is nothing to say."""
+    found, said = screen(eager, other, nothing, limits, seed)
+    assert not said and not found.flags
+    return found
 
 
 def raced(sides: Sequence[Timed], most: int = 24, max_s: float = 1e9, **more: Any) -> Rounds:
@@ -163,7 +166,7 @@ def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(clock: Clock)
     found = screened(side(3.0), side(2.0))
     assert found.speedup.value == pytest.approx(1.5)
     assert len(found.eager_s) == 3
-    assert len(made) == 2 + 2 * 3, "one of each, and the rounds"
+    assert len(made) == 1 + 2 + 2 * 3, "eager alone, one of each, and the rounds"
 
 
 def test_a_call_of_seconds_beside_a_short_one_is_not_warmed_either(clock: Clock) -> None:
@@ -175,7 +178,7 @@ def test_a_call_of_seconds_beside_a_short_one_is_not_warmed_either(clock: Clock)
     found = screened(timed(long), timed(lambda: clock.work(1e-3)))
     assert found.speedup.value == pytest.approx(3000)
     assert found.calls == (1, 20)
-    assert len(made) - len(found.eager_s) == 3, "at first twice, and to see what it slows"
+    assert len(made) - len(found.eager_s) == 4, "alone, at first twice, and to see what it slows"
 
 
 def test_all_sides_of_a_race_have_as_many_rounds_and_are_told_apart(clock: Clock) -> None:
@@ -289,7 +292,7 @@ def test_the_device_is_waited_for_inside_the_clock(clock: Clock) -> None:
         clock.work(queued[0])
         queued[0] = 0.0
 
-    found = screen(side(2e-3), side(1e-3), synchronize, LIMITS, 0)
+    found, _ = screen(side(2e-3), side(1e-3), synchronize, LIMITS, 0)
     assert found.eager_call_s == pytest.approx(2e-3)
     assert found.speedup.value == pytest.approx(2.0)
 
@@ -366,6 +369,40 @@ def test_a_lead_is_as_long_as_more_than_a_hundredth_of_a_block_is_lost(
     times: list[float], calls: int, lead: int
 ) -> None:
     assert lead_of(times, calls) == lead
+
+
+@pytest.mark.parametrize(
+    ("spins_s", "is_slowed"),
+    [(0.005, False), (0.05, False), (0.1, True)],
+    ids=["briefly", "for some calls", "for long"],
+)
+def test_a_side_that_slows_eager_for_longer_than_a_lead_is_named(
+    clock: Clock, spins_s: float, is_slowed: bool
+) -> None:
+    """Threads of the compiled side go on spinning after its call and take eager's cores."""
+    ended = [-1e12]
+
+    def compiled() -> None:
+        clock.work(0.02)
+        ended[0] = clock.monotonic()
+
+    def eager() -> None:
+        clock.work(0.03 if clock.monotonic() < ended[0] + spins_s else 0.02)
+
+    found, said = screen(timed(eager), timed(compiled), nothing, LIMITS, 0)
+    assert found.flags == (("eager_slowed",) if is_slowed else ())
+    if is_slowed:
+        assert len(said) == 1 and said[0].startswith("eager runs 50% slower next to this setting")
+    else:
+        assert not said and found.speedup.value == pytest.approx(1.0)
+
+
+def test_a_machine_that_got_slower_meanwhile_is_not_taken_for_the_other_side(clock: Clock) -> None:
+    """Eager alone takes as long afterwards."""
+    eager = timed(lambda: clock.work(0.02 if clock.monotonic() < 0.5 else 0.04))
+    found, said = screen(eager, timed(lambda: clock.work(0.02)), nothing, LIMITS, 0)
+    assert found.eager_call_s > 1.1 * 0.02
+    assert not said and not found.flags
 
 
 @pytest.mark.parametrize("is_on", [True, False])

@@ -508,8 +508,38 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.rest(self.first(x))
 def get_model(): return Net()
+def whole(): return torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(1, 4))
 def get_inputs(batch_size): return (torch.randn(batch_size, 4),)
 """
+
+
+def test_a_model_of_torch_jit_is_refused_in_words_and_a_part_is_not(
+    work: Path, try_it: Try
+) -> None:
+    write(work, SCRIPTED)
+    error = error_of("model.py:whole")
+    assert "compiled by torch.jit" in str(error) and "parts may have it" in str(error)
+    result = try_it("model.py", kind="probe")
+    assert result["outcome"] == "ok", result["message"]
+
+
+LAZY = """
+import torch
+def get_model():
+    return torch.nn.Sequential(torch.nn.LazyLinear(6), torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(2))
+def get_inputs(batch_size): return (torch.randn(batch_size, 3),)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("phase", ["forward", "optimizer_step"])
+def test_layers_that_find_out_their_widths_are_called_once(
+    work: Path, try_it: Try, phase: str
+) -> None:
+    target = load(write(work, LAZY))
+    assert next(target.model.parameters()).shape == (6, 3)
+    assert target.model.training and target.model[1].num_batches_tracked == 0
+    result = try_it("model.py", phase)
+    assert result["outcome"] == "ok", result["message"]
 
 
 ODD = """
