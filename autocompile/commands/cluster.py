@@ -123,7 +123,7 @@ def tune_all(
                 break
     found = OnCluster(folder, results, errors)
     if results:
-        write_table(folder, found.runs)
+        write_table(folder, {kind: result.report for kind, result in results.items()})
     with contextlib.suppress(OSError):
         folder.rmdir()  # nothing has begun
     return found

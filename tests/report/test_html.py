@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import base64
 import copy
-import hashlib
 import html
 import json
 import re
@@ -133,12 +131,11 @@ def hostile_report() -> dict[str, Any]:
     return report
 
 
-def assert_is_text(shown: str, scripts: int) -> None:
+def assert_is_text(shown: str) -> None:
     """Nothing hostile became markup, and it can be read."""
     page = Page(shown)
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("script") == scripts
-    assert not {"img", "a"} & set(tags)
+    assert not {"script", "img", "a"} & set(tags)
     assert not [k for _, attributes in page.elements for k in attributes if k.startswith("on")]
     assert SHOWN in page.text and "\x1b" not in shown
 
@@ -148,7 +145,7 @@ def test_nothing_that_a_file_says_becomes_markup() -> None:
     run = Run(phase=HOSTILE, batch_size=report["phases"][HOSTILE]["best"]["batch_size"])
     run.search(CompileConfig(HOSTILE), 1.5)
     text = to_html(Report.from_dict(report), run.records, {HOSTILE: HOSTILE})
-    assert_is_text(text, scripts=1)
+    assert_is_text(text)
     assert text.count("<svg") == 3
     report["phases"][HOSTILE]["best"]["batch_size"] = HOSTILE  # where a number belongs
     with pytest.raises(ValueError, match="batch_size is"):
@@ -169,11 +166,9 @@ def test_a_result_is_the_report_as_text_in_a_notebook_too(
     assert "speed-up" in plain and "\x1b" not in plain
 
 
-def test_the_policy_lets_only_the_pages_own_script_run() -> None:
+def test_the_policy_lets_no_script_run() -> None:
     text = to_html(Report.from_dict(SAMPLE))
-    (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
 
 
