@@ -17,7 +17,7 @@ from autocompile.estimate.candidates import (
     with_refreshes,
 )
 from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide_all
-from autocompile.estimate.intervals import Interval, median, over_sets, ratio
+from autocompile.estimate.intervals import Interval, over_sets, ratio
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -53,10 +53,6 @@ _OF_THE_BEST = (
     *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
     *("calls_per_update", "weights_live"),
 )
-_FAULT_S = 0.5e-6  # a page of 4 KiB costs at least that: the kernel clears it
-_MATTERS = 0.05  # of a call
-# glibc accepts no higher threshold for blocks of their own, and setting one alone fixes the other.
-_KEEP = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
 _RECURRENT = "RNN, GRU, or LSTM"  # torch's words
 
 
@@ -150,8 +146,7 @@ def _phase(
     if any(r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain):
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
-    notes = [*_notes(every, allowed, space, [r for r in stopped if r.role == "search"])]
-    notes += obstacles(records, device)
+    notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
     return PhaseResult(
         verdict=verdict,
         role=phase_of(name).role,
@@ -291,8 +286,9 @@ def _notes(
     every: Sequence[Candidate],
     allowed: Sequence[Candidate],
     space: Mapping[str, Any],
-    stopped: Sequence[Record],
+    records: Sequence[Record],
 ) -> Iterator[str]:
+    stopped = [r for r in records if r.role == "search" and r.outcome is Outcome.INTERRUPTED]
     if stopped:
         what = f"{show.many(len(stopped), 'trial')} {'was' if len(stopped) == 1 else 'were'}"
         yield f"{what} stopped before the end: --resume tries again"
@@ -311,30 +307,14 @@ def _notes(
             )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
-    yield from advice([c.record for c in every])
+    yield from _of_recurrent_layers(records)
     # What every trial says is said once.
     if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
         yield from sorted(set.intersection(*said))
 
 
-def advice(records: Sequence[Record]) -> Iterator[str]:
-    """Sentences on memory that calls take anew, and on layers that Dynamo may take."""
-    known = []  # page faults of an eager call, which is the same code in each process, and its time
-    for r in records:
-        match r.page_faults:
-            case [int(first), *_] if r.duplicate_of is None and r.measurement:
-                known.append((first, r.measurement.eager_call_s))
-    if hit := [faults for faults, call_s in known if faults * _FAULT_S > _MATTERS * call_s]:
-        what = (
-            f"in {len(hit)} of {len(known)} processes each eager call gets new memory from the "
-            f"kernel ({median(hit):.0f} page faults)"
-        )
-        if len(hit) == len(known):  # the blocks may be too large to be kept at all
-            told = "an allocator that keeps large blocks, such as jemalloc, may save that time"
-            yield f"{what}: {told}"
-        else:  # by chance: what lies at the end of the heap
-            told = "this varies by chance and changes the time of a call more than settings do"
-            yield f"{what}; {told}. To prevent it, set {_KEEP} (glibc), when tuning and later"
+def _of_recurrent_layers(records: Sequence[Record]) -> Iterator[str]:
+    """A sentence on layers that Dynamo may take, by the first trial that met them."""
     for r in records:
         reasons = (*r.detail.get("break_reasons", ()), *r.detail.get("skip_reasons", ()))
         if any(_RECURRENT in text for text in (r.message, *reasons)):

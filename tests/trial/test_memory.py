@@ -266,3 +266,16 @@ def test_page_faults_are_those_of_the_allocator_that_a_user_has(work: Path) -> N
     (work / "model.py").write_text(KEEPS_ITS_HEAP)
     _, result = by_hand(work, a_trial(target=str(work / "model.py"), limits=LIMITS))
     assert max(result["page_faults"]) < 200, result["page_faults"]
+
+
+def test_pages_are_counted_as_the_kernel_hands_them_out() -> None:
+    """A tensor of 64 MiB is too large for glibc to keep: each call maps it anew."""
+    pages = 64 * 2**20 // 4096
+    fresh = memory.page_faults(lambda: torch.ones(16 * 2**20))
+    kept = torch.ones(16 * 2**20)
+    same = memory.page_faults(lambda: kept.fill_(1.0))
+    assert fresh is not None
+    assert same is not None
+    # With huge pages of 2 MiB there are fewer.
+    assert pages / 600 < fresh < 1.1 * pages
+    assert same < fresh / 10
