@@ -124,7 +124,7 @@ def drawn(report: Report) -> str:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
     render_trials(report, console)
-    render(report, console, code=to_paste(report, True), use="the line to paste", run="last")
+    render(report, console, code=to_paste(report), use="the line to paste", run="last")
     return out.getvalue()
 
 

@@ -153,7 +153,7 @@ def _phase(
         reason=reason,
         confidence=sure,
         explanation=tuple(why(best, verdict, every, device)),
-        best=_best(best, here, records, exported) if best else None,
+        best=_best(best, here, exported) if best else None,
         ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
         by_batch_size=tuple(
             _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster
@@ -408,17 +408,8 @@ def _size_row(size: int | None, decision: Decision) -> SizeRow:
     )
 
 
-def _best(
-    best: Candidate,
-    found: Sequence[Candidate],
-    records: Sequence[Record],
-    exported: Sequence[Record],
-) -> Best:
-    """The best setting of a phase.
-
-    ``found``: all that worked at its batch size. ``records``: of the phase; ``exported``: those of
-    exported code.
-    """
+def _best(best: Candidate, found: Sequence[Candidate], exported: Sequence[Record]) -> Best:
+    """The best setting; ``found``: all that worked at its batch size, ``exported``: its code."""
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
@@ -429,7 +420,6 @@ def _best(
         config=record.config.to_dict(),
         throughput=_throughput(best.throughput, record.phase),
         eager_throughput=Rate(value=best.eager_throughput, unit=phase_of(record.phase).unit),
-        eager_call_s=_spread_of_eager(records, record.batch_size),
         speedup=best.reported,
         speedup_against_default=None if is_default else compare(best, plain),
         compile_s=0.0 if is_eager else record.compile_s,
@@ -457,21 +447,12 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     now = whole_call_s(m, best.record)
     then = [s for _, s in best.processes] or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
-    agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
     return Exported(
         outcome=record.outcome,
         message=record.message,
-        agrees=agrees,
-        eager_faster=agrees and not is_as_fast,
+        agrees=is_as_fast or (pace.high >= 1 and found.high >= 1),
         speedup=found,
     )
-
-
-def _spread_of_eager(records: Sequence[Record], size: int | None) -> tuple[float, ...]:
-    """Least and largest seconds of an eager call over all processes: how steady this machine is."""
-    own = [r for r in records if r.batch_size == size and r.config.environment == "default"]
-    times = [r.measurement.eager_call_s for r in own if r.measurement and r.duplicate_of is None]
-    return (min(times), max(times)) if times else ()
 
 
 def _calls_to_repay(best: Candidate) -> int | None:

@@ -31,9 +31,8 @@ def to_html(
     Without the records of all phases the plot of finalists is left out.
     """
     return _template().render(
-        shown=document(report),
+        shown=document(report, code=code),
         about=(show.target_name(vars(report.target)), show.machine(report.environment)),
-        codes=[(code or {}).get(name, "") for name in report.phases],
         plots=[of_phase(name, phase, records) for name, phase in report.phases.items()],
     )
 
@@ -41,7 +40,7 @@ def to_html(
 def as_page(shown: Document) -> str:
     """A document as a page of its tables."""
     none: list[tuple[()]] = [()] * len(shown.sections)
-    return _template().render(shown=shown, about=(), codes=(), plots=none)
+    return _template().render(shown=shown, about=(), plots=none)
 
 
 @functools.cache

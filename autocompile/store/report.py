@@ -81,14 +81,12 @@ class Exported(_Part):
     """How the exported code of the best setting ran in a fresh interpreter.
 
     ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
-    the speed-up or by the seconds of a call. ``eager_faster``: only by the seconds of a call, since
-    eager mode was faster in that process.
+    the speed-up or by the seconds of a call, where eager mode was faster in that process.
     """
 
     outcome: Outcome
     message: str
     agrees: bool = False
-    eager_faster: bool = False
     speedup: Interval | None = None
 
 
@@ -101,7 +99,6 @@ class Best(_Part):
     batch_size: int | None = None
     throughput: Throughput
     eager_throughput: Rate
-    eager_call_s: tuple[float, ...] = ()  # the least and the largest over all processes
     speedup: Interval
     speedup_against_default: Interval | None = None
     compile_s: float | None = None

@@ -74,7 +74,7 @@ def test_where_nothing_is_recorded_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("device", "said", "shown"),
     [
-        ("cuda", ["mutated inputs (1 instances)"], [": an input is changed in place"]),
+        ("cuda", ["mutated inputs (1 instances)"], [": mutated inputs (1 instances)"]),
         ("cuda:0", [], [""]),
         ("cpu", ["cpu device (arg0_1)"], []),  # no setting loses because a CPU has none
     ],
@@ -102,27 +102,12 @@ def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> 
     ]
 
 
-def test_keeping_eager_is_explained_by_time_and_by_what_compiling_did() -> None:
-    eager_part = {
-        "total": 9, "count": {}, "seconds": {"addmm": 9e-4, "relu": 4e-5},
-        "seconds_total": 9.4e-4, "call_s": 1e-3,
-    }  # fmt: skip
-    best = candidate(trial(0, EAGER, eager=eager_part), 1.0)
+def test_keeping_eager_is_explained_by_what_compiling_did() -> None:
+    best = candidate(trial(0, EAGER, eager={"total": 9}), 1.0)
     told = why(best, "keep_eager", [best, candidate(trial(1), 0.99)], "cpu")
-    assert told[0] == (
-        "90 % of an eager call is in library calls (addmm), which compiled code makes too"
-    )
-    assert told[1].startswith("plain torch.compile(): 38 operators of eager become 6 calls")
-    python = {**eager_part, "seconds": {}, "seconds_total": 3e-4, "total": 2}
-    best = candidate(trial(0, EAGER, eager=python), 1.0)
-    told = why(best, "keep_eager", [best, candidate(trial(1, compiled=None), 0.99)], "cpu")
-    assert told == [
-        "70 % of an eager call is spent between operators, in Python",
-        "eager runs 2 operators per call: nothing to fuse",
-    ]
-    disturbed = {**eager_part, "call_s": 1e-4}
-    best = candidate(trial(0, EAGER, eager=disturbed), 1.0)
-    assert "library calls (addmm), which" not in str(why(best, "keep_eager", [best], "cpu"))
+    assert told[0].startswith("plain torch.compile(): 38 operators of eager become 6 calls")
+    assert why(best, "keep_eager", [best, candidate(trial(1, compiled=None), 0.99)], "cpu") == []
+    assert why(best, "keep_eager", [best], "cpu") == []
 
 
 # --- what a trial records -----------------------------------------------------------------------

