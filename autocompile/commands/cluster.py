@@ -38,11 +38,6 @@ class OnCluster:
     errors: Mapping[str, BaseException]
 
     @property
-    def runs(self) -> dict[str, Path]:
-        """The run's folder of each type that has a result."""
-        return {kind: self.folder / kind for kind in self.results}
-
-    @property
     def interrupted(self) -> bool:
         stopped = any(isinstance(error, KeyboardInterrupt) for error in self.errors.values())
         return stopped or any(result.interrupted for result in self.results.values())

@@ -53,7 +53,6 @@ _OF_THE_BEST = (
     *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
     *("calls_per_update", "weights_live"),
 )
-_RECURRENT = "RNN, GRU, or LSTM"  # torch's words
 
 
 def build_report(
@@ -274,12 +273,12 @@ def _why_nothing(
     if not failed:
         unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())
         return f"no setting other than eager was measured{f' ({unusable})' if unusable else ''}"
-    said = "every setting other than eager failed"
+    what = "every setting other than eager failed"
     if any(r.ok for r in others):
-        said = "every setting that worked in the search failed when it was raced"
+        what = "every setting that worked in the search failed when it was raced"
         failed = [r for r in failed if r.repeats is not None]
     kinds = Counter(r.outcome.value for r in failed).most_common()
-    return f"{said}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
+    return f"{what}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
 
 
 def _notes(
@@ -307,23 +306,9 @@ def _notes(
             )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
-    yield from _of_recurrent_layers(records)
     # What every trial says is said once.
     if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
         yield from sorted(set.intersection(*said))
-
-
-def _of_recurrent_layers(records: Sequence[Record]) -> Iterator[str]:
-    """A sentence on layers that Dynamo may take, by the first trial that met them."""
-    for r in records:
-        reasons = (*r.detail.get("break_reasons", ()), *r.detail.get("skip_reasons", ()))
-        if any(_RECURRENT in text for text in (r.message, *reasons)):
-            yield (
-                f"Dynamo leaves nn.RNN, nn.GRU and nn.LSTM to eager mode (trial {r.number}). "
-                "torch._dynamo.config.allow_rnn = True lets it compile them, which torch calls "
-                "experimental: set it in the target's file and in your program, and tune again"
-            )
-            return
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -334,10 +319,7 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
         if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-            # Of what was not tried the reasons differ by figures only: the first stands for them.
-            untried = r.message.startswith("not tried: ")
-            cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
-            groups.setdefault((r.config.backend, r.outcome.value, cause), []).append(r)
+            groups.setdefault((r.config.backend, r.outcome.value, r.message), []).append(r)
     rows = [
         Failures(
             count=len(group),
@@ -355,9 +337,8 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
 
 
 def _is_answered(record: Record) -> bool:
-    """Whether it was never tried; an older version told that by its message alone."""
-    said = record.wall_s == 0 and record.message.startswith("not tried: ")
-    return bool(record.detail.get("answered")) or said
+    """Whether it was never tried, since other trials told the outcome."""
+    return bool(record.detail.get("answered"))
 
 
 def _log(record: Record, run_dir: str) -> str | None:

@@ -250,19 +250,18 @@ def _details(phase: PhaseResult) -> Iterator[Line]:
 
 def _failures(phase: PhaseResult) -> Iterator[Table]:
     """What failed, and what was not tried since other trials showed how it ends."""
-    failed, untried = "What failed", "What was not tried"
-    found: dict[str, list[tuple[Text, ...]]] = {failed: [], untried: []}
-    for group in phase.failures:
-        title, kind = (untried, "dim") if group.answered else (failed, "error")
+    rows = []
+    for group in sorted(phase.failures, key=lambda group: group.answered):
         message: list[str | Span] = [_code(group.message)]
-        if group.outcome is Outcome.UNSUPPORTED and title == failed:
+        if group.outcome is Outcome.UNSUPPORTED and not group.answered:
             message += [" → ", _code(f"autocompile doctor {group.backend}")]
         if group.log:
             message += [" · ", _code(group.log)]
-        outcome = Span(group.outcome.value, kind)
-        found[title].append((str(group.count), _code(group.backend), outcome, tuple(message)))
-    titles = ("count", "backend", "outcome", "message")
-    yield from (Table(title, titles, tuple(rows), (0,)) for title, rows in found.items() if rows)
+        outcome = Span("not tried", "dim") if group.answered else Span(group.outcome.value, "error")
+        rows.append((str(group.count), _code(group.backend), outcome, tuple(message)))
+    if rows:
+        titles = ("count", "backend", "outcome", "message")
+        yield Table("What failed", titles, tuple(rows), (0,))
 
 
 # --- all phases ---------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
         # By throughput; a duplicate follows its original.
         ranked.sort(key=lambda each: (-each[1].value, *_family(each[0])))
         rows = tuple(_measured(t, repeats.get(t.number, ())) for t, _ in ranked)
-        yield Table("Measured trials", columns, rows, right=range(6), wide=5)
+        yield Table("Measured trials", columns, rows, right=range(6))
     others = [t for t in phase.searched if not (t.ok and t.throughput)]
     if others:
         titles = ("#", "batch", "outcome", "setting and message")

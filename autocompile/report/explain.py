@@ -76,23 +76,12 @@ def _became(record: Record) -> str:
     if not kernels:
         return f"nothing is fused: {many(launches, 'call')} of libraries and operators as in eager"
     parts = [many(kernels, "fused kernel")]
-    if library:
-        parts.append(f"{many(library, 'library call')} ({_names(part.get('library'))})")
-    if plain:
-        parts.append(f"{many(plain, 'plain operator')} ({_names(part.get('operators'))})")
+    parts += [many(library, "library call")] if library else []
+    parts += [many(plain, "plain operator")] if plain else []
     kinds = parts[0]
     if len(parts) > 1:
         kinds = f"{many(launches, 'call')}: {', '.join(parts[:-1])} and {parts[-1]}"
     return f"{many(eager, 'operator')} of eager become{'s' * (eager == 1)} {kinds}"
-
-
-def _names(counts: object) -> str:
-    """The names with the largest figures, at most three."""
-    if not isinstance(counts, Mapping):
-        return ""
-    names = sorted(counts, key=lambda name: -counts[name])
-    shown = list(dict.fromkeys(show.plain(name).strip("_") for name in names))
-    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
 
 
 def _replays(record: Record, device: str) -> bool:

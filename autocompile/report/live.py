@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -62,7 +62,7 @@ class PlainProgress(Progress):
     """One stable line for each finished trial, for files, pipes and logs of CI."""
 
     def __init__(
-        self, file: TextIO, clock: Callable[[], float] = time.monotonic, prefix: str = ""
+        self, file: IO[str], clock: Callable[[], float] = time.monotonic, prefix: str = ""
     ) -> None:
         self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
         self._prefix = prefix  # of each line

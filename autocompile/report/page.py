@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from autocompile.report import text as show
 from autocompile.report.contents import document
@@ -52,7 +51,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"spans": spans, "lines": _lines}
+    environment.filters["spans"] = spans
     environment.tests["line"] = lambda block: isinstance(block, Line)
     environment.globals |= {"width": WIDTH}
     source = resources.files(__package__).joinpath("page.html.j2").read_text("utf-8")
@@ -62,7 +61,3 @@ def _template() -> Template:
 def _printable(value: object) -> object:
     """Text of a run without control characters; what is escaped already stays."""
     return show.printable(value) if type(value) is str else value
-
-
-def _lines(code: str) -> Markup:
-    return Markup("\n").join(map(show.printable, code.rstrip("\n").splitlines()))

@@ -140,19 +140,3 @@ def test_where_eager_mode_itself_fails_the_reason_is_its_own_error() -> None:
     found = report(run)["phases"]["forward"]
     assert found["verdict"] == "failed"
     assert found["reason"] == "eager mode itself fails: IndexError: index 16"
-
-
-def test_layers_that_dynamo_takes_only_when_told_are_named() -> None:
-    reason = "Attempted to wrap RNN, GRU, or LSTM"
-    message = f"Dynamo captured no graph: everything ran in eager mode: {reason}"
-    for detail, outcome in (({}, "not_compiled"), ({"break_reasons": [reason]}, "ok")):
-        run = Run()
-        number = run.search(LITE, 1.2)
-        run.records[-1] = replace(run.records[-1], detail=detail)
-        if outcome != "ok":
-            run.records[-1] = replace(
-                run.records[-1], outcome=Outcome(outcome), message=message, measurement=None
-            )
-        (said,) = [n for n in report(run)["phases"]["forward"]["notes"] if "allow_rnn" in n]
-        assert f"trial {number}" in said and "torch._dynamo.config.allow_rnn = True" in said
-    assert not report(Run())["phases"]["forward"]["notes"]
