@@ -19,7 +19,6 @@ from autocompile.export import FORMATS, export, to_paste
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
-from autocompile.report.markdown import to_markdown
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
@@ -200,11 +199,9 @@ def exported_code(
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``."""
+    """Make the result of a finished run and write ``report.json`` and ``report.html``."""
     result = make_result(folder, run, records, limits)
     write_json(folder.path / "report.json", result.to_dict())
-    code = to_paste(result.report, in_a_line=True)
-    write_text(folder.path / "report.md", to_markdown(result.report, code))
     result.write_html()
     return result
 

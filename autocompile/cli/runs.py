@@ -80,18 +80,14 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
     """Print one table over runs, or write it and return its page's path."""
     from autocompile.commands.runs import by_machine
     from autocompile.report import table
-    from autocompile.report.checks import render_table
+    from autocompile.report.terminal import Page
     from autocompile.store import runs
-    from autocompile.store.reading import plain
 
-    reports = {name: _report(name) for name in named}
-    found = table.table(by_machine(reports))
+    reports = by_machine({name: _report(name) for name in named})
     if written:
-        folder = runs.under / "table"
-        table.write(folder, found)
-        return folder / "table.html"
-    shown = table.shown(found)
-    print_or_draw(plain(found), as_json, lambda console: render_table(shown, console, verbose))
+        return table.write_table(runs.under / "table", reports)
+    shown, found = table.table(reports), {name: one.to_dict() for name, one in reports.items()}
+    print_or_draw(found, as_json, lambda console: Page(console).document(shown, verbose))
     return None
 
 

@@ -147,7 +147,7 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
             show_result(result.report, result.run_dir, False, verbose)
             typer.echo()
         if len(found.results) > 1 and not as_json:
-            typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")
+            typer.echo(f"All of them: {found.folder / 'table.html'}\n")
         for kind, error in found.errors.items():
             if isinstance(error, AutocompileError):
                 say(f"error: {kind}: {error.text()}")

@@ -38,11 +38,6 @@ class OnCluster:
     errors: Mapping[str, BaseException]
 
     @property
-    def runs(self) -> dict[str, Path]:
-        """The run's folder of each type that has a result."""
-        return {kind: self.folder / kind for kind in self.results}
-
-    @property
     def interrupted(self) -> bool:
         stopped = any(isinstance(error, KeyboardInterrupt) for error in self.errors.values())
         return stopped or any(result.interrupted for result in self.results.values())
@@ -123,7 +118,7 @@ def tune_all(
                 break
     found = OnCluster(folder, results, errors)
     if results:
-        write_table(folder, found.runs)
+        write_table(folder, {kind: result.report for kind, result in results.items()})
     with contextlib.suppress(OSError):
         folder.rmdir()  # nothing has begun
     return found

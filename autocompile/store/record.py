@@ -122,7 +122,6 @@ class Record(TaskResult):
     recompiles: int | None = None
     weights_live: bool | None = None  # whether new weights change what the compiled side computes
     reference_s: float | None = None  # of the reference workload
-    page_faults: list[int | None] | None = None  # of one call, in eager mode and compiled
     wall_s: float = 0.0  # of its process without pauses; an equal part of one that is shared
     step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
     spans: tuple[tuple[str, float, float], ...] = ()  # step, begin and end of its work, Unix time

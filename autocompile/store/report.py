@@ -78,13 +78,16 @@ class Confidence(_Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(_Part):
-    """How the exported code of the best setting ran in a fresh interpreter."""
+    """How the exported code of the best setting ran in a fresh interpreter.
+
+    ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
+    the speed-up or by the seconds of a call, where eager mode was faster in that process.
+    """
 
     outcome: Outcome
     message: str
-    agrees: bool = False  # within its uncertainty it is as fast as confirmed
-    eager_faster: bool = False  # by the seconds of a call only: eager was faster in that process
-    speedup: Interval | None = None  # of one process
+    agrees: bool = False
+    speedup: Interval | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,6 @@ class Best(_Part):
     batch_size: int | None = None
     throughput: Throughput
     eager_throughput: Rate
-    eager_call_s: tuple[float, ...] = ()  # the least and the largest over all processes
     speedup: Interval
     speedup_against_default: Interval | None = None
     compile_s: float | None = None

@@ -164,7 +164,6 @@ def searched(record: Record) -> dict[str, Any]:
         "reference_us": reference_us(record),
         "calls": list(measurement.calls),
         "leads": list(measurement.leads),
-        "page_faults": record.page_faults,
         "wall_s": round(record.wall_s, 1),
         "step_s": {step: round(seconds, 2) for step, seconds in record.step_s.items()},
     }

@@ -158,7 +158,6 @@ RECORD = Record(
     step=Step.EXIT,
     notes=["a note"],
     measurement=Measurement((1.0, 1.0), (0.5, 0.5)),
-    page_faults=[3, None],
     compile_window=(1.0, 2.5),
     detail={"breaks": []},
 )

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,22 +59,6 @@ def _storages(tree: Any, device: torch.device) -> dict[int, int]:
                 storage = leaf.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sizes
-
-
-def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
-    """Minor page faults per call (pages of mostly 4 KiB); None if unknown.
-
-    If glibc returns a call's memory to the system, the next call pays for it again. Whether it does
-    depends on the end of the heap, which differs by chance between processes.
-    """
-    if sys.platform != "linux":  # other allocators, other costs of a fault
-        return None
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(calls):
-        call()
-    return round((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls)
 
 
 def _cuda_peak(

@@ -18,9 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
@@ -64,7 +62,6 @@ def build(spec: str, module: ModuleType) -> Target:
         raise TargetError(f"{place} does not define {name}", f"it defines: {defined}")
     _demand_eager(target.model, place)
     _fill_lazy(target)
-    _fill_lazy(target)
     target.rebuild = lambda: build(spec, module).model
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
@@ -92,17 +89,6 @@ def _demand_eager(model: nn.Module, place: str) -> None:
                 f"{which} went through torch.compile, so there is no eager mode to compare with",
                 hint="build the model without torch.compile",
             )
-
-
-def _fill_lazy(target: Target) -> None:
-    """Call a model once whose layers find out their widths at the first call."""
-    if not any(map(is_lazy, (*target.model.parameters(), *target.model.buffers()))):
-        return
-    was_training = [part.training for part in target.model.modules()]
-    with torch.no_grad():
-        call_model(target.model.eval(), target.make_inputs(_FEW))
-    for part, training in zip(target.model.modules(), was_training, strict=True):
-        part.training = training
 
 
 def _fill_lazy(target: Target) -> None:

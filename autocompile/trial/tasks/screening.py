@@ -15,7 +15,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.failures import Failed, only_logged
+from autocompile.trial.failures import Failed
 from autocompile.trial.measure import memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
 from autocompile.trial.target.sides import Side, make_side
@@ -26,7 +26,6 @@ from autocompile.trial.verify.verifier import (
     demand_draws_by_seed,
 )
 
-_TOO_LONG_S = 2.0  # a call of which no page faults are counted
 _FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
 _LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 
@@ -56,7 +55,7 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
     if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
         channel.measured(result)
     try:
-        trial.look_closer(measurement)  # not timed, so the others may go on
+        trial.look_closer()  # not timed, so the others may go on
     except Failed:
         raise
     except Exception as error:
@@ -122,15 +121,12 @@ class _Trial(Comparison):
             result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)
             result.calls_per_update = request.calls_per_update
 
-    def look_closer(self, measurement: Measurement) -> None:
+    def look_closer(self) -> None:
         """Memory, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
         if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
         on_cpu = self.target.device.type == "cpu"
-        if on_cpu and measurement.eager_call_s < _TOO_LONG_S:
-            with only_logged():
-                result.page_faults = [self.page_faults(side) for side in (self.eager, compiled)]
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
         # Before more CUDA graphs are made.
@@ -142,12 +138,6 @@ class _Trial(Comparison):
             with self.verifier.comparable_random_numbers(compiled):
                 if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
                     try_schedule(self.verifier, compiled, result.notes)
-
-    def page_faults(self, side: Side) -> int | None:
-        side.restore()
-        faults = memory.page_faults(side.run)
-        side.restore()
-        return faults
 
     def peak_memory(self, side: Side) -> int:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
