@@ -154,11 +154,10 @@ def verify(
         pythons=tuple(python or ()),
         progress=progress_of(shown, sys.stderr),
     )
-    data = found.to_dict()
-    print_or_draw(data, as_json, lambda console: render_verified(data, console))
-    if found.interrupted:
+    print_or_draw(found, as_json, lambda console: render_verified(found, console))
+    if found["interrupted"]:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if not found.is_good:
+    if not found["is_good"]:
         raise typer.Exit(ExitCode.GATE)
 
 

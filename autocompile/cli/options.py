@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from autocompile.errors import UsageError
+from autocompile.cli.output import say
+from autocompile.errors import ExitCode, UsageError
 from autocompile.settings.dimensions import SEARCHED
 
 # How values are read ----------------------------------------------------------------------------
@@ -40,7 +41,7 @@ def choices(option: str, given: Iterable[str], known: Mapping[str, Value]) -> tu
     """Comma lists of known words, as their values."""
     parts = [part.lower() for part in words(given)]
     for part in parts:
-        _demand_known(option, part, known)
+        demand_known(option, part, known, f"{option} {{}}")
     return tuple(known[part] for part in parts)
 
 
@@ -63,24 +64,25 @@ def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) 
     found = {}
     for part in words(given):
         name, _, text = part.partition("=")
-        _demand_known(option, name, known, "=1")
+        demand_known(option, name, known, f"{option} {{}}=1")
         units = _TIME if known[name] == "a duration" else _NONE
         value = _amount(text, units, has_zero=True)
         if value is None:
-            example = "60s" if units is _TIME else "1"
-            raise UsageError(
-                f"{option} {name} {text!r} is not {known[name]} (try {name}={example})"
-            )
+            example = f"{name}=60s" if units is _TIME else f"{name}=1"
+            raise UsageError(f"{option} {name} {text!r} is not {known[name]} (try {example})")
         found[name] = value
     return found
 
 
-def _demand_known(option: str, part: str, known: Iterable[str], behind: str = "") -> None:
+def demand_known(what: str, part: str, known: Iterable[str], hint: str) -> None:
+    """Raise a UsageError if a word is none of the known; ``{}`` of the hint is the nearest."""
     names = list(known)
     if part not in names:
         close = difflib.get_close_matches(part, names, 1)
-        hint = f"{option} {close[0]}{behind}" if close else None
-        raise UsageError(f"{option} {part!r} is none of {', '.join(names)}", hint=hint)
+        raise UsageError(
+            f"{what} {part!r} is none of {', '.join(names)}",
+            hint=hint.format(close[0]) if close else None,
+        )
 
 
 def _amount(text: str, units: Mapping[str, float], has_zero: bool = False) -> float | None:
@@ -232,10 +234,6 @@ class Command(TyperCommand):
                 formatter.write_dl(own)
 
 
-class Stopped(Exception):
-    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
-
-
 _Mistake: Any = typer.BadParameter.__base__  # what Typer raises for what it cannot parse
 
 
@@ -246,7 +244,8 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise Stopped from None
+            say("interrupted")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
         except _Mistake as error:
             command = error.ctx.command_path if error.ctx else "autocompile"
             raise UsageError(error.format_message(), hint=f"{command} --help") from None

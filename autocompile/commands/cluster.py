@@ -18,7 +18,6 @@ from typing import Any
 from autocompile import api
 from autocompile.cluster.executor import ClusterExecutor, Interrupts
 from autocompile.cluster.links import CPU, connected, places_of, side_by_side
-from autocompile.errors import UsageError
 from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress
@@ -82,11 +81,6 @@ def tune_all(
         UsageError, TargetError: the request, the cluster or the target is invalid.
         RunError: there is nothing to resume.
     """
-    if options.get("pythons"):
-        raise UsageError(
-            "--python names interpreters of this machine, not of a cluster's",
-            hint="the same command without --python, or without --ray",
-        )
     spec = target_spec(target)
     files, place, sent = shipment_of(spec)
     limits = {"isolation": isolation, "memory_limit_bytes": memory_limit_bytes}

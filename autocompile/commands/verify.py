@@ -44,60 +44,25 @@ class Check:
     recompiles: int | None = None
     compile_s: float | None = None
 
-    @property
-    def is_open(self) -> bool:
-        return self.verdict == "open"
-
-    @property
-    def where(self) -> str:
-        """Phase and batch size, in words."""
-        return self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
-
     def unmet(self, required: Mapping[str, float]) -> list[str]:
         """What does not come up to what is required, a sentence each.
 
         Of a speed-up the lower end of its interval counts, and none is asked where it is open.
         """
+        where = self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
+        low = self.speedup["low"] if self.speedup else 0.0
         seen = {
-            "speedup": None if self.is_open else self.speedup["low"] if self.speedup else 0.0,
+            "speedup": None if self.verdict == "open" else low,
             "max-graphs": self.graphs,
             "max-recompiles": self.recompiles,
             "max-compile-time": self.compile_s,
         }
         return [
-            f"{self.where}: {name} is {value:.4g}, and {bound:g} is required"
+            f"{where}: {name} is {value:.4g}, and {bound:g} is required"
             for name, bound in required.items()
             if (value := seen[name]) is not None
             and (value < bound if name == "speedup" else value > bound)
         ]
-
-    def faults(self, required: Mapping[str, float]) -> list[str]:
-        """Why ``verify`` fails for it, a sentence each; empty where it passes."""
-        is_good = self.verdict in ("fastest", "open")
-        return [f"{self.verdict}: {self.message}"] * (not is_good) + self.unmet(required)
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What became of all choices."""
-
-    checks: list[Check]
-    required: Mapping[str, float]  # of each, as for Check.unmet
-    environment: Mapping[str, Any]  # torch and the machine here
-    differences: list[str]  # where they are not those of the settings
-    interrupted: bool
-
-    @property
-    def is_good(self) -> bool:
-        return not any(one.faults(self.required) for one in self.checks)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "checks": [asdict(one) for one in self.checks],
-            "unmet": [text for one in self.checks for text in one.unmet(self.required)],
-            "environment": dict(self.environment),
-            "differences": self.differences,
-        }
 
 
 def verify(
@@ -111,11 +76,15 @@ def verify(
     timeout_s: float = 300.0,
     wait: bool = False,
     pythons: tuple[str, ...] = (),
-) -> Verified:
+) -> dict[str, Any]:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
     Of several machines' settings, those that fit this one. Without a target or a device, those that
     they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``.
+
+    Returns:
+        ``checks``: a row for each setting. ``unmet``: a sentence for each requirement that is not
+        met. ``is_good``: all are met, and each setting is right and the fastest, or open.
     """
     entry = entry_here(settings, device, wait)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
@@ -130,9 +99,16 @@ def verify(
             run_dir=Path(folder) / "run",
             progress=progress,
         )
-    here = result.environment
     checks = check(entry, result)
-    return Verified(checks, required, here, entry.differences(here), result.interrupted)
+    unmet = [text for one in checks for text in one.unmet(required)]
+    return {
+        "checks": [asdict(one) for one in checks],
+        "unmet": unmet,
+        "is_good": not unmet and all(one.verdict in ("fastest", "open") for one in checks),
+        "interrupted": result.interrupted,
+        "environment": dict(result.environment),
+        "differences": entry.differences(result.environment),
+    }
 
 
 def entry_here(settings: TunedSet, device: str | None = None, wait: bool = True) -> Tuned:

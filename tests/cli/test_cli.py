@@ -60,14 +60,14 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         ("tune model.py --fullgraph tru", ["try: --fullgraph true"]),
         (
             "tune model.py --space space.toml",
-            ["space.toml: --fullgraph 'yes' is none of true, false"],
+            ["space.toml: fullgraph: 'yes' is not of type bool"],
         ),
         ("tune model.py --budget soon", ["not a duration (try 5ms, 90s or 10m)", "tune --help"]),
         ("tune model.py --effort heroic", ["heroic"]),
         ("tune model.py --tolerance 2", ["not a number between 0 and 1 like 0.001"]),
         ("tune model.py --accelerators T4", ["none to connect to", "try: --ray auto --accel"]),
-        ("tune model.py --ray auto --dry-run", ["--dry-run looks at this machine"]),
-        ("tune model.py --ray auto --python python3", ["interpreters of this machine"]),
+        ("tune model.py --ray auto --dry-run", ["--dry-run is about this machine"]),
+        ("tune model.py --ray auto --python python3", ["--python is about this machine"]),
         ("tune model.py --resume", ["no run of model.py", "without --resume"]),
         # A dry run refuses what a run refuses.
         ("tune model.py --dry-run --memory-limit banana", ["'banana' is not a size (try 2GiB)"]),
