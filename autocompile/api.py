@@ -47,8 +47,6 @@ from autocompile.store import runs
 from autocompile.store.files import write_json
 from autocompile.store.reading import notice
 
-__all__ = ["load", "tune"]
-
 _BUSY = 0.2  # cores or shares of a GPU that others use: below this there is nothing to tell
 _WORTH_MORE = 0.25  # share of the budget left after races above which the search continues
 

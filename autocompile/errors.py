@@ -7,18 +7,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = [
-    "AutocompileError",
-    "ExitCode",
-    "ExportError",
-    "NothingWorked",
-    "RunError",
-    "TargetError",
-    "UsageError",
-    "first_line",
-    "first_words",
-]
-
 
 class ExitCode(IntEnum):
     """Exit codes of the ``autocompile`` command."""

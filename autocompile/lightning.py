@@ -14,8 +14,6 @@ except ImportError:  # the same under its other name
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-__all__ = ["TunedCallback"]
-
 _HINT = 'TunedCallback(..., module="net"), the attribute that was tuned'
 
 

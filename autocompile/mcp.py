@@ -30,8 +30,6 @@ from autocompile.report.live import PlainProgress
 from autocompile.settings.tuned import TunedSet
 from autocompile.store import runs
 
-__all__ = ["server"]
-
 server = MCPServer("autocompile", version=__version__)
 """Tools run in threads: a call that takes minutes leaves the server able to answer."""
 

@@ -34,8 +34,6 @@ from autocompile.store.report import Report
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Result", "demand_some", "exported_code", "make_result", "write_result"]
-
 Model = TypeVar("Model")
 
 
@@ -100,25 +98,14 @@ class Result:
         return applied  # type: ignore[no-any-return]
 
     def apply_to(self, algorithm_config: Any) -> Any:
-        """A copy of an RLlib ``AlgorithmConfig`` whose runners and learners use the settings.
-
-        Calls :func:`autocompile.rllib.tuned`.
-
-        Raises:
-            UsageError: the target is not an RLModule, or the configuration uses the old API stack.
-        """
+        """What :func:`autocompile.rllib.tuned` makes of an ``AlgorithmConfig`` and this."""
         from autocompile.runtime.rllib.algorithm import tuned
 
         return tuned(algorithm_config, self)
 
     def export(self, to: str) -> str:
-        """The result as code or JSON for a training stack.
-
-        Args:
-            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers``, ``lightning``.
-
-        Raises:
-            UsageError: unknown format. ExportError: the format cannot express the result.
+        """The result for ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
+        ``lightning``; an ExportError if the format cannot express it.
         """
         return export(self.report, to)
 
@@ -139,11 +126,7 @@ class Result:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def write_html(self) -> Path:
-        """Write ``report.html`` into the run's folder, and return its path.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write ``report.html`` into the run's folder, and return its path."""
         folder = RunFolder(self.run_dir).path
         page = to_html(self.report, self.trials, to_paste(self.report))
         write_text(folder / "report.html", page)

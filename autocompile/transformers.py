@@ -10,8 +10,6 @@ from transformers import TrainerCallback
 from autocompile.errors import UsageError
 from autocompile.runtime.apply import InTraining
 
-__all__ = ["TunedCallback"]
-
 _log = logging.getLogger("autocompile")
 
 

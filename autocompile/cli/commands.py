@@ -7,23 +7,39 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from autocompile.cli.checks import check, doctor, init, verify
-from autocompile.cli.options import Command, Group
 from autocompile.cli.output import say
 from autocompile.cli.runs import export, list_runs, show
 from autocompile.cli.tune import tune
-from autocompile.errors import AutocompileError, ExitCode
+from autocompile.errors import AutocompileError, ExitCode, UsageError
+
+_Mistake: Any = typer.BadParameter.__base__  # what Typer raises for what it cannot parse
+
+
+class Group(TyperGroup):
+    """The program, whose mistakes are all told in the same form."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except _Mistake as error:
+            command = error.ctx.command_path if error.ctx else "autocompile"
+            raise UsageError(error.format_message(), hint=f"{command} --help") from None
+
 
 app = typer.Typer(
     name="autocompile",
     cls=Group,
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -47,17 +63,20 @@ def _root(
 
 
 for _command in (tune, show, list_runs, export, verify, check, doctor, init):
-    app.command(_command.__name__.removesuffix("_runs"), cls=Command)(_command)
+    app.command(_command.__name__.removesuffix("_runs"))(_command)
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _print_error(what: str, details: Sequence[str] = (), hint: str | None = None) -> None:
-    """On stdout, for who has asked for JSON there."""
+def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
+    """Print an error, also on stdout for who has asked for JSON there, and exit."""
+    say(f"error: {error.text()}")
     if "--json" in sys.argv:
-        typer.echo(json.dumps({"error": {"what": what, "details": details, "hint": hint}}))
+        fields = {"what": error.what, "details": error.details, "hint": error.hint}
+        typer.echo(json.dumps({"error": fields}))
+    sys.exit(code)
 
 
 def main() -> None:
@@ -69,9 +88,7 @@ def main() -> None:
     try:
         app()
     except AutocompileError as error:
-        say(f"error: {error.text()}")
-        _print_error(error.what, error.details, error.hint)
-        sys.exit(error.exit_code)
+        _end_with(error, error.exit_code)
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
@@ -81,10 +98,9 @@ def main() -> None:
     except Exception as error:
         if {"-v", "--verbose"} & set(sys.argv):
             raise
-        say(
-            f"error: a defect in autocompile: {type(error).__name__}: {error}\n"
-            "  finished trials are safe in the run's folder\n"
-            "  try: the same command with -v, and report what it prints"
+        defect = AutocompileError(
+            f"a defect in autocompile: {type(error).__name__}: {error}",
+            "finished trials are safe in the run's folder",
+            hint="the same command with -v, and report what it prints",
         )
-        _print_error(f"a defect in autocompile: {type(error).__name__}: {error}")
-        sys.exit(ExitCode.INTERNAL)
+        _end_with(defect, ExitCode.INTERNAL)

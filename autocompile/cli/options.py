@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from autocompile.cli.output import say
-from autocompile.errors import ExitCode, UsageError
+from autocompile.errors import UsageError
 from autocompile.settings.dimensions import SEARCHED
 
 # How values are read ----------------------------------------------------------------------------
@@ -192,7 +190,6 @@ RunDir = Annotated[Path | None, _output("FOLDER", "keep the run here; in ./runs 
 Json = Annotated[bool, flag("--json", "print one JSON document and nothing else", "Output")]
 _SHOWN = "what stderr shows: auto, plain or none"
 Progress = Annotated[Literal["auto", "plain", "none"], _output("KIND", _SHOWN)]
-Quiet = Annotated[bool, flag("--quiet -q", "show no progress", "Output")]
 Verbose = Annotated[bool, flag("--verbose -v", "say more", "Output")]
 
 
@@ -210,42 +207,3 @@ def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     changed.__signature__ = inspect.Signature(found)
     changed.__annotations__ = {p.name: p.annotation for p in found}
     return command
-
-
-_LONG = 20  # options that fit one list
-
-
-class Command(TyperCommand):
-    """Its help is plain text of 80 columns, where many options stand in their panels."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        params = self.get_params(ctx)
-        rows: dict[str, list[tuple[str, str]]] = {}
-        for param in params:
-            panel = "Arguments" if param.param_type_name == "argument" else "Options"
-            if panel == "Options" and len(params) > _LONG:
-                panel = getattr(param, "rich_help_panel", None) or "Output"
-            if record := param.get_help_record(ctx):
-                # Typer shows the type of an argument beside its name.
-                name = str(param.metavar) if panel == "Arguments" else record[0]
-                rows.setdefault(panel, []).append((name, record[1]))
-        for panel, own in rows.items():
-            with formatter.section(panel):
-                formatter.write_dl(own)
-
-
-_Mistake: Any = typer.BadParameter.__base__  # what Typer raises for what it cannot parse
-
-
-class Group(TyperGroup):
-    """The program, whose mistakes are all told in the same form."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            say("interrupted")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
-        except _Mistake as error:
-            command = error.ctx.command_path if error.ctx else "autocompile"
-            raise UsageError(error.format_message(), hint=f"{command} --help") from None

@@ -15,7 +15,6 @@ from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, show_result
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.settings.dimensions import SEARCHED, Dimension
-from autocompile.space.space import SearchSpace
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +23,7 @@ else:
 
 if TYPE_CHECKING:
     from autocompile.commands.cluster import OnCluster
+    from autocompile.space.space import SearchSpace
 
 
 @options.with_dimensions
@@ -59,7 +59,6 @@ def tune(
     run_dir: options.RunDir = None,
     as_json: options.Json = False,
     progress: options.Progress = "auto",
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     **dimensions: Any,
 ) -> None:
@@ -120,15 +119,14 @@ def tune(
         "tolerance": tolerance,
         "calls_per_update": calls_per_update,
     }
-    shown = "none" if quiet else progress
     if ray is not None:
         from autocompile.commands.cluster import tune_all
 
         kinds = options.words(accelerators) or None
-        every = tune_all(target, ray=ray, accelerators=kinds, show=shown, **request)
+        every = tune_all(target, ray=ray, accelerators=kinds, show=progress, **request)
         _end_all(every, require_speedup, as_json, verbose)
         return
-    result = api.tune(target, **request, progress=progress_of(shown, sys.stderr))
+    result = api.tune(target, **request, progress=progress_of(progress, sys.stderr))
     with without_interrupts():
         show_result(result.report, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
     _leave([result], require_speedup)
@@ -141,8 +139,15 @@ def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> Searc
         file: in TOML: a list for each dimension; ``"none"`` stands for torch's own choice.
         typed: by parameter of the command: comma lists, as often as the option was typed.
     """
+    from autocompile.space.space import SearchSpace
+
     on_top = {d.asked: _typed(d, given) for d in SEARCHED if (given := typed.get(d.parameter))}
-    return SearchSpace(**{**(_of_file(file) if file else {}), **on_top})
+    lists = _of_file(file) if file else {}
+    try:
+        SearchSpace(**lists)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error.what}", *error.details, hint=error.hint) from None
+    return SearchSpace(**{**lists, **on_top})
 
 
 def _typed(d: Dimension, given: Sequence[str]) -> tuple[Any, ...]:
@@ -190,10 +195,6 @@ def _of_file(path: Path) -> dict[str, Any]:
                 f"{path}: {name} is not a list of tables whose values are no lists or tables",
                 hint=f'{name} = [{{}}, {{ cpp_wrapper = true, "cpp.simdlen" = 256 }}]',
             )
-    try:
-        SearchSpace(**lists)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", *error.details, hint=error.hint) from None
     return lists
 
 
@@ -208,24 +209,26 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
     """Show the result of each type, in one document where it is JSON."""
     from autocompile.search.jobs import without_interrupts
 
+    several = len(found.results) > 1
     with without_interrupts():
         if as_json:
             typer.echo(json.dumps({k: r.to_dict() for k, r in found.results.items()}, indent=1))
-        for kind, result in found.results.items() if not as_json else ():
-            if len(found.results) > 1:
-                typer.echo(f"{kind}\n")
-            show_result(result.report, result.run_dir, False, verbose)
-            typer.echo()
-        if len(found.results) > 1 and not as_json:
-            typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")
+        else:
+            for kind, result in found.results.items():
+                if several:
+                    typer.echo(f"{kind}\n")
+                show_result(result.report, result.run_dir, False, verbose)
+                typer.echo()
+            if several:
+                typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")
         for kind, error in found.errors.items():
             if isinstance(error, AutocompileError):
                 say(f"error: {kind}: {error.text()}")
             elif isinstance(error, KeyboardInterrupt):
                 say(f"{kind}: interrupted before there was anything to report")
-    for error in found.errors.values():
-        if not isinstance(error, (AutocompileError, KeyboardInterrupt)):
-            raise error  # a defect, once the results of the others are shown
+    known = (AutocompileError, KeyboardInterrupt)
+    if defect := next((e for e in found.errors.values() if not isinstance(e, known)), None):
+        raise defect
     if not found.interrupted and found.errors:
         codes = [e.exit_code for e in found.errors.values() if isinstance(e, AutocompileError)]
         raise typer.Exit(max(codes))

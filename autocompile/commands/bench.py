@@ -36,7 +36,6 @@ from autocompile.search.jobs import run_job
 from autocompile.search.opening import probe_all
 from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
 
 SAMPLE = "autocompile.trial.target.sample:get_model"
@@ -78,16 +77,6 @@ def log_shown() -> Iterator[None]:
         raise TargetError(error.what, *details, *end_of(Path(last.removeprefix("log: ")))) from None
 
 
-def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
-    """Torch and this machine, as a report has them under ``environment``.
-
-    ``device``: None for a GPU, where there is one. ``wait``: until the machine is free.
-    """
-    plan = Plan(SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
-    with bench(plan, 120.0, wait=wait) as jobs:
-        return jobs.probed()["default"].environment
-
-
 def end_of(log: Path) -> list[str]:
     """The last lines of a log, enough for the end of a traceback."""
     return log.read_text("utf-8", "replace").strip().splitlines()[-12:]
@@ -111,10 +100,6 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
 
     The code is beside the settings, as ``NAME.cache``. Returns lines that say what was written and
     what is not in it.
-
-    Raises:
-        ExportError: the settings can no longer be compiled.
-        UsageError: the files cannot be written.
     """
     cache = path.with_suffix(".cache")
     plan = Plan(settings.target, device=settings.fingerprint.get("device"))
@@ -128,26 +113,20 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
                 *end_of(jobs.log),
                 hint="the same command without --with-cache",
             )
-        said = SaveResult.read(ending.payload)
-        told = [f"not in the cache: {why}" for why in said.left_out]
-        if not made.exists():
-            _write(path, settings)
-            return [f"wrote {path}, and no cache: there is nothing to keep", *told]
-        sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
+        saved = SaveResult.read(ending.payload)
+        left_out = [f"not in the cache: {why}" for why in saved.left_out]
         try:
+            if not made.exists():
+                path.write_text(TunedSet((settings,)).to_json(), "utf-8")
+                return [f"wrote {path}, and no cache: there is nothing to keep", *left_out]
+            sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
             shutil.move(made, cache)
+            settings = dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256})
+            path.write_text(TunedSet((settings,)).to_json(), "utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {cache}: {error.strerror}") from error
-    _write(path, dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256}))
+            raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     size = f"{cache.stat().st_size / 2**20:.1f} MiB"
-    return [f"wrote {path} and {cache} ({size}: {said.graphs} graphs)", *told]
-
-
-def _write(path: Path, settings: Tuned) -> None:
-    try:
-        path.write_text(TunedSet((settings,)).to_json(), "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    return [f"wrote {path} and {cache} ({size}: {saved.graphs} graphs)", *left_out]
 
 
 def compare_in_algorithm(
@@ -179,10 +158,9 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
     That of a gain counts too how far fresh processes usually are apart; those of a side do not.
 
     Returns:
-        ``steps_per_s``: env steps by seconds of ``train()``; ``sampled_per_s``: by seconds of
-        sampling; ``update_s``: seconds of a gradient update; ``forward_share``: of sampling that is
-        the module's forward. Each of ``untouched`` and ``tuned``, and but for the share ``gain``:
-        how many times faster the tuned side is.
+        ``steps_per_s`` and ``sampled_per_s``: env steps by seconds of ``train()`` and of sampling;
+        ``update_s``; ``forward_share`` of sampling. Each of ``untouched`` and ``tuned``, and but
+        for the share their ``gain``.
     """
     found = {}
     for name, above, below, factor, more_is_better in (

@@ -37,11 +37,6 @@ class OnCluster:
     errors: Mapping[str, BaseException]
 
     @property
-    def runs(self) -> dict[str, Path]:
-        """The run's folder of each type that has a result."""
-        return {kind: self.folder / kind for kind in self.results}
-
-    @property
     def interrupted(self) -> bool:
         stopped = any(isinstance(error, KeyboardInterrupt) for error in self.errors.values())
         return stopped or any(result.interrupted for result in self.results.values())
@@ -64,22 +59,14 @@ def tune_all(
     """Tune a target on a Ray cluster: a whole run for each accelerator type, and a table of all.
 
     Types on different machines are tuned at once, others one after another. Ctrl-C ends them all,
-    and what is known is reported.
+    and what is known is reported. Arguments are those of :func:`autocompile.tune`, but for these:
 
     Args:
-        target: as :func:`autocompile.tune` takes it; not a live model.
         ray: the cluster's address; ``auto``: the one that this machine is part of.
         accelerators: types as Ray names them, and ``cpu``; None: all that the cluster has.
-        run_dir: holds a run's folder for each type; None: a new one under ``./runs``.
-        resume: go on with ``run_dir``, or the last such folder of this target.
+        run_dir: holds a run's folder for each type.
         device: None: ``cpu`` for the type ``cpu``, else a GPU.
-        jobs, isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
-        options: others of :func:`autocompile.tune`.
-
-    Raises:
-        UsageError, TargetError: the request, the cluster or the target is invalid.
-        RunError: there is nothing to resume.
     """
     spec = target_spec(target)
     files, place, sent = shipment_of(spec)
@@ -117,7 +104,7 @@ def tune_all(
                 break
     found = OnCluster(folder, results, errors)
     if results:
-        write_table(folder, found.runs)
+        write_table(folder, {kind: folder / kind for kind in results})
     with contextlib.suppress(OSError):
         folder.rmdir()  # nothing has begun
     return found

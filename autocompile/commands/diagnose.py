@@ -115,18 +115,14 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
     )
     record = to_record(0, setting, ending)
     speedup = record.measurement.speedup.to_dict() if record.ok and record.measurement else None
+    names = ("message", "compile_s", "graphs", "graph_breaks", "recompiles", "where")
     return {
         "outcome": record.outcome.value,
         "step": record.step.value,
-        "message": record.message,
         "speedup": speedup,
-        "compile_s": record.compile_s,
-        "graphs": record.graphs,
-        "graph_breaks": record.graph_breaks,
-        "recompiles": record.recompiles,
+        **{name: getattr(record, name) for name in names},
         "break_reasons": record.detail.get("break_reasons", []),
         "skip_reasons": record.detail.get("skip_reasons", []),
-        "where": record.where,
         "notes": list(record.notes),
         "log_tail": "" if record.ok else jobs.log.read_text("utf-8", "replace")[-4000:],
     }

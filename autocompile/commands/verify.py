@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.commands.bench import log_shown, machine_here
+from autocompile.commands.bench import SAMPLE, bench, log_shown
 from autocompile.estimate.candidates import ONE
 from autocompile.progress import Progress
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.space.plan import Plan
+from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome
 from autocompile.store.report import PhaseResult
 
@@ -114,7 +116,11 @@ def verify(
 def entry_here(settings: TunedSet, device: str | None = None, wait: bool = True) -> Tuned:
     """The settings that fit this machine, which is looked at only where there are several."""
     (entry, *others) = settings.entries
-    return settings.fitting(machine_here(device, wait)) if others else entry
+    if not others:
+        return entry
+    plan = Plan(SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
+    with bench(plan, 120.0, wait=wait) as jobs:
+        return settings.fitting(jobs.probed()["default"].environment)
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:

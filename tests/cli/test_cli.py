@@ -244,7 +244,7 @@ def test_a_gate_that_is_not_met_is_exit_code_1(
 ) -> None:
     executor = FakeExecutor(inductor_is_faster_by(factor))
     monkeypatch.setattr("autocompile.api.LocalExecutor", lambda **_: executor)
-    done = typed("tune", str(target), "-q", "--require-speedup", "1.05", "--json")
+    done = typed("tune", str(target), "--progress", "none", "--require-speedup", "1.05", "--json")
     assert done.returncode == code, done.stderr
     assert json.loads(done.stdout)["phases"]["forward"]["verdict"] == "faster"
     assert done.stderr == "gate: forward is not surely faster by 1.05x\n" * code

@@ -83,8 +83,8 @@ def test_each_type_has_a_run_and_lines_that_begin_with_its_name(
     target.write_text("import beside")
     target.with_name("beside.py").write_text("")
     found = tuned(show="plain", jobs=3)
-    assert found.runs == {k: Path("runs/net-0001") / k for k in ("T4", "H100")}
-    for kind, folder in found.runs.items():
+    assert found.folder == Path("runs/net-0001") and set(found.results) == {"T4", "H100"}
+    for kind, folder in ((kind, found.folder / kind) for kind in found.results):
         assert autocompile.load(folder).config["forward"].mode == "max-autotune"
         assert fake.opened[kind]["files"].keys() == {"net.py", "beside.py"}
         assert fake.opened[kind]["jobs"] == 3
