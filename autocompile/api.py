@@ -30,19 +30,8 @@ from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
 from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import (
-    asked_for,
-    budget_of,
-    environments,
-    limits_of,
-    target_spec,
-)
-from autocompile.space.space import (
-    SearchSpace,
-    calls_between_updates,
-    first_sizes,
-    spaces_of,
-)
+from autocompile.space.plan import asked_for, budget_of, environments, limits_of, target_spec
+from autocompile.space.space import SearchSpace, calls_between_updates, first_sizes, spaces_of
 from autocompile.store import runs
 from autocompile.store.files import write_json
 from autocompile.store.reading import notice

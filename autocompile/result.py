@@ -8,7 +8,8 @@ import html
 import io
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -30,9 +31,6 @@ from autocompile.store.files import write_json, write_text
 from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Model = TypeVar("Model")
 

@@ -18,11 +18,7 @@ import torch
 
 
 def get_model():
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 256),
-        torch.nn.ReLU(),
-        torch.nn.Linear(256, 8),
-    )
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 
 
 def get_inputs(batch_size):

@@ -66,10 +66,6 @@ for _command in (tune, show, list_runs, export, verify, check, doctor, init):
     app.command(_command.__name__.removesuffix("_runs"))(_command)
 
 
-def _terminated(signum: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
     """Print an error, also on stdout for who has asked for JSON there, and exit."""
     say(f"error: {error.text()}")
@@ -81,7 +77,7 @@ def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
 
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
     for stream in (sys.stdout, sys.stderr):  # a terminal that has no × shows a ? in its place
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -198,9 +198,8 @@ def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     found: list[inspect.Parameter] = []
     for p in inspect.signature(command, eval_str=True).parameters.values():
         if p.name == "space":
-            for d in SEARCHED:
-                hint = Annotated[_List, _search("LIST", d.help)]
-                found.append(p.replace(name=d.parameter, annotation=hint, default=None))
+            kinds = {d.parameter: Annotated[_List, _search("LIST", d.help)] for d in SEARCHED}
+            found += [p.replace(name=n, annotation=kind) for n, kind in kinds.items()]
         if p.kind is not p.VAR_KEYWORD:
             found.append(p)
     changed: Any = command

@@ -15,13 +15,8 @@ from autocompile.errors import UsageError
 Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 
 
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...",
-        help="a folder, its short name, or last; several: of other machines",
-    ),
-]
+_RUN = "a folder, its short name, or last; several: of other machines"
+Runs = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help=_RUN)]
 
 
 def _loaded(run: str) -> Any:
@@ -110,10 +105,8 @@ def list_runs(
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="write this file, as tuned.json"),
-]
+_FILE = "write this file, as tuned.json"
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help=_FILE)]
 _STACK = f"who reads it: {', '.join(get_args(Format))}; python if left out"
 _CACHE = "compile once more and keep the code beside FILE"
 
