@@ -163,20 +163,20 @@ def tune(
         factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         budget = Budget(total_s, trials, began, clock)
-        plan, found = probe_all(plan, factory, executor, progress)
+        plan, probes = probe_all(plan, factory, executor, progress)
         if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
             factory.memory_limit_bytes = memory // executor.slots
-        run = described(folder, plan, found)
+        run = described(folder, plan, probes)
         run["environment"] = environment = {**run["environment"]}
         if (busy := max(busy, environment.get("busy_cores", 0.0))) >= _BUSY:
             environment["busy_cores"] = busy
         if on_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
             environment["busy_gpu"] = on_gpu
-        kept = storage and without_password(storage)
-        run["options"] = {**options, "storage": kept, **(command or {})}
-        target_found = {"spec": plan.target, **run["target"]}
-        progress.header(target_found, run["environment"], str(folder.path))
-        spaces = spaces_of(plan, found)
+        safe_url = storage and without_password(storage)
+        run["options"] = {**options, "storage": safe_url, **(command or {})}
+        target_fields = {"spec": plan.target, **run["target"]}
+        progress.header(target_fields, run["environment"], str(folder.path))
+        spaces = spaces_of(plan, probes)
         sizes = first_sizes(spaces, run)
         # A database of the user's may hold many runs, also of folders with the same name.
         owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""

@@ -36,7 +36,7 @@ server = MCPServer("autocompile", version=__version__)
 Requirement = Literal["speedup", "max-graphs", "max-recompiles", "max-compile-time"]
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mistakes and cancelled calls are answers; else the client would not see the words."""
 
     @functools.wraps(function)
@@ -154,7 +154,7 @@ def verify(
 
 for _tool in (tune, show, list_runs, doctor, export, verify):
     _name = _tool.__name__.removesuffix("_runs")
-    server.add_tool(_told(_tool), name=_name, structured_output=False)
+    server.add_tool(_answering(_tool), name=_name, structured_output=False)
 
 if __name__ == "__main__":
     server.run("stdio")

@@ -58,11 +58,11 @@ class Result:
         self.run_dir = report.run_dir
         self.notice = report.notice
         self.verdict: dict[str, str] = {name: p.verdict for name, p in report.phases.items()}
-        found = {name: p.best for name, p in report.phases.items() if p.best}
+        best = {name: p.best for name, p in report.phases.items() if p.best}
         by_number = {r.number: r for r in trials}
-        self.best: dict[str, Record] = {n: by_number[b.number] for n, b in found.items()}
-        self.config = {n: CompileConfig.from_dict(b.config, n) for n, b in found.items()}
-        self.speedup = {n: b.speedup for n, b in found.items()}
+        self.best: dict[str, Record] = {n: by_number[b.number] for n, b in best.items()}
+        self.config = {n: CompileConfig.from_dict(b.config, n) for n, b in best.items()}
+        self.speedup = {n: b.speedup for n, b in best.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
         """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
@@ -171,10 +171,10 @@ def exported_code(
     """
     report = make_result(folder, {**run, "interrupted": False}, records, limits).report
     try:
-        settings, found = Tuned.from_report(report), having_form(report)
+        settings, choices = Tuned.from_report(report), having_form(report)
     except AutocompileError:
         return {}
-    codes = {(c.phase, c.batch_size): code_of(report, c) for c in found}
+    codes = {(c.phase, c.batch_size): code_of(report, c) for c in choices}
     return {at: ExportedCode(code, settings) for at, code in codes.items() if code}
 
 

@@ -62,9 +62,9 @@ def check(
     from autocompile.report import checks
 
     phases = options.words(phase) or None
-    found = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
-    print_or_draw(found, as_json, lambda console: checks.render_check(found, console, verbose))
-    if not all(row["outcome"] == "ok" for row in found["phases"].values()):
+    results = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
+    print_or_draw(results, as_json, lambda console: checks.render_check(results, console, verbose))
+    if not all(row["outcome"] == "ok" for row in results["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
 
 
@@ -78,8 +78,8 @@ def doctor(
     from autocompile.commands import diagnose
     from autocompile.report import checks
 
-    found = diagnose.doctor(backend, device)
-    print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
+    results = diagnose.doctor(backend, device)
+    print_or_draw(results, as_json, lambda console: checks.render_doctor(results, console, verbose))
 
 
 _GATES = "speedup=1.05, max-graphs=1, max-recompiles=0, max-compile-time=60s"
@@ -130,12 +130,12 @@ def verify(
         if progress != "none":
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
         where = target or verifying.entry_here(tuned).target
-        found = bench.compare_in_algorithm(where, tuned, budget, timeout)
+        comparison = bench.compare_in_algorithm(where, tuned, budget, timeout)
         if folder is not None:  # the run's report has the figures from now on
-            write_json(folder.in_algorithm, found["figures"])
-        print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
+            write_json(folder.in_algorithm, comparison["figures"])
+        print_or_draw(comparison, as_json, lambda console: render_in_algorithm(comparison, console))
         return
-    found = verifying.verify(
+    verified = verifying.verify(
         tuned,
         target,
         required,
@@ -146,8 +146,8 @@ def verify(
         pythons=tuple(python or ()),
         progress=progress_of(progress, sys.stderr),
     )
-    print_or_draw(found, as_json, lambda console: render_verified(found, console))
-    if found["interrupted"]:
+    print_or_draw(verified, as_json, lambda console: render_verified(verified, console))
+    if verified["interrupted"]:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if not found["is_good"]:
+    if not verified["is_good"]:
         raise typer.Exit(ExitCode.GATE)

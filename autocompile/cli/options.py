@@ -49,8 +49,8 @@ def integers(option: str, given: Iterable[str]) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in parts)
     except ValueError:
-        said = ",".join(parts)
-        raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
+        text = ",".join(parts)
+        raise UsageError(f"{option} {text!r} is not a list of whole numbers like 1,4,16") from None
 
 
 def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) -> dict[str, float]:
@@ -59,7 +59,7 @@ def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) 
     Args:
         known: what each is, ``a number`` or ``a duration``.
     """
-    found = {}
+    values = {}
     for part in words(given):
         name, _, text = part.partition("=")
         demand_known(option, name, known, f"{option} {{}}=1")
@@ -68,8 +68,8 @@ def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) 
         if value is None:
             example = f"{name}=60s" if units is _TIME else f"{name}=1"
             raise UsageError(f"{option} {name} {text!r} is not {known[name]} (try {example})")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def demand_known(what: str, part: str, known: Iterable[str], hint: str) -> None:
@@ -195,14 +195,14 @@ Verbose = Annotated[bool, flag("--verbose -v", "say more", "Output")]
 
 def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**dimensions`` of a command by an option for each, before ``--space``."""
-    found: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for p in inspect.signature(command, eval_str=True).parameters.values():
         if p.name == "space":
             kinds = {d.parameter: Annotated[_List, _search("LIST", d.help)] for d in SEARCHED}
-            found += [p.replace(name=n, annotation=kind) for n, kind in kinds.items()]
+            parameters += [p.replace(name=n, annotation=kind) for n, kind in kinds.items()]
         if p.kind is not p.VAR_KEYWORD:
-            found.append(p)
+            parameters.append(p)
     changed: Any = command
-    changed.__signature__ = inspect.Signature(found)
-    changed.__annotations__ = {p.name: p.annotation for p in found}
+    changed.__signature__ = inspect.Signature(parameters)
+    changed.__annotations__ = {p.name: p.annotation for p in parameters}
     return command

@@ -51,8 +51,8 @@ def show(
     if schema:
         import importlib.resources
 
-        found = importlib.resources.files("autocompile.report") / "schema.json"
-        typer.echo(found.read_text("utf-8"), nl=False)
+        file = importlib.resources.files("autocompile.report") / "schema.json"
+        typer.echo(file.read_text("utf-8"), nl=False)
         return
     named = run or ["last"]
     is_page = html or browse
@@ -80,12 +80,12 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, is_page: bool) -
     from autocompile.store import runs
     from autocompile.store.reading import plain
 
-    found = table.table(by_machine({name: _report(name) for name in named}))
+    comparison = table.table(by_machine({name: _report(name) for name in named}))
     if is_page:
-        table.write(runs.under / "table", found)
+        table.write(runs.under / "table", comparison)
         return runs.under / "table" / "table.html"
-    shown = table.shown(found)
-    print_or_draw(plain(found), as_json, lambda console: render_table(shown, console, verbose))
+    shown = table.shown(comparison)
+    print_or_draw(plain(comparison), as_json, lambda console: render_table(shown, console, verbose))
     return None
 
 

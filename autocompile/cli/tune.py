@@ -96,8 +96,8 @@ def tune(
         from autocompile.commands.diagnose import preview
         from autocompile.report.checks import render_preview
 
-        found = preview(target, timeout, tuple(python or ()), **plan)
-        print_or_draw(found, as_json, lambda console: render_preview(found, console))
+        settings = preview(target, timeout, tuple(python or ()), **plan)
+        print_or_draw(settings, as_json, lambda console: render_preview(settings, console))
         return
     request: dict[str, Any] = {
         **plan,
@@ -205,34 +205,36 @@ def _is_list_of_tables(values: Any) -> bool:
     )
 
 
-def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: bool) -> None:
+def _end_all(outcome: OnCluster, factor: float | None, as_json: bool, verbose: bool) -> None:
     """Show the result of each type, in one document where it is JSON."""
     from autocompile.search.jobs import without_interrupts
 
-    several = len(found.results) > 1
+    several = len(outcome.results) > 1
     with without_interrupts():
         if as_json:
-            typer.echo(json.dumps({k: r.to_dict() for k, r in found.results.items()}, indent=1))
+            typer.echo(json.dumps({k: r.to_dict() for k, r in outcome.results.items()}, indent=1))
         else:
-            for kind, result in found.results.items():
+            for kind, result in outcome.results.items():
                 if several:
                     typer.echo(f"{kind}\n")
                 show_result(result.report, result.run_dir, False, verbose)
                 typer.echo()
             if several:
-                typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")
-        for kind, error in found.errors.items():
+                typer.echo(
+                    f"All of them: {outcome.folder / 'table.md'}, and table.html beside it\n"
+                )
+        for kind, error in outcome.errors.items():
             if isinstance(error, AutocompileError):
                 say(f"error: {kind}: {error.text()}")
             elif isinstance(error, KeyboardInterrupt):
                 say(f"{kind}: interrupted before there was anything to report")
     known = (AutocompileError, KeyboardInterrupt)
-    if defect := next((e for e in found.errors.values() if not isinstance(e, known)), None):
+    if defect := next((e for e in outcome.errors.values() if not isinstance(e, known)), None):
         raise defect
-    if not found.interrupted and found.errors:
-        codes = [e.exit_code for e in found.errors.values() if isinstance(e, AutocompileError)]
+    if not outcome.interrupted and outcome.errors:
+        codes = [e.exit_code for e in outcome.errors.values() if isinstance(e, AutocompileError)]
         raise typer.Exit(max(codes))
-    _leave(list(found.results.values()), factor, found.interrupted)
+    _leave(list(outcome.results.values()), factor, outcome.interrupted)
 
 
 def _leave(results: Sequence[Any], factor: float | None, interrupted: bool = False) -> None:

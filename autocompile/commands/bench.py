@@ -141,15 +141,20 @@ def compare_in_algorithm(
     with bench(plan, budget_s + timeout_s) as jobs:
         ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
         log = end_of(jobs.log)
-    said = AlgorithmResult.read(ending.payload)
+    result = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
         what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
-        where = [said.where] if said.where else []
-        raise said.error or TargetError(what, *where, *log[-6:])
+        where = [result.where] if result.where else []
+        raise result.error or TargetError(what, *where, *log[-6:])
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
-    found = {name: getattr(said, name) for name in names}
-    made = figures(said.rounds, said.runners)
-    return {"target": plan.target, "figures": made, "notes": _notes(made, said), **found}
+    measured = {name: getattr(result, name) for name in names}
+    estimates = figures(result.rounds, result.runners)
+    return {
+        "target": plan.target,
+        "figures": estimates,
+        "notes": _notes(estimates, result),
+        **measured,
+    }
 
 
 def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
@@ -162,7 +167,7 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
         ``update_s``; ``forward_share`` of sampling. Each of ``untouched`` and ``tuned``, and but
         for the share their ``gain``.
     """
-    found = {}
+    estimates = {}
     for name, above, below, factor, more_is_better in (
         ("steps_per_s", "steps", "train_s", 1, True),
         ("sampled_per_s", "steps", "sample_s", runners, True),
@@ -184,8 +189,8 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
         if more_is_better is not None:
             pair = (tuned, plain) if more_is_better else (plain, tuned)
             row["gain"] = _gain(*pair).to_dict()
-        found[name] = row
-    return found
+        estimates[name] = row
+    return estimates
 
 
 def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
@@ -198,17 +203,17 @@ def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
     )
 
 
-def _notes(made: Mapping[str, Any], said: AlgorithmResult) -> list[str]:
+def _notes(estimates: Mapping[str, Any], result: AlgorithmResult) -> list[str]:
     notes = []
-    if share := made.get("forward_share"):
+    if share := estimates.get("forward_share"):
         most = 1 / max(1 - share["untouched"]["value"], 1e-3)
         notes.append(f"were the forward free, sampling would be {most:.2f} times as fast")
-    if len(said.rounds) < _FEW_ROUNDS:
+    if len(result.rounds) < _FEW_ROUNDS:
         notes.append(
-            f"{len(said.rounds)} iterations of each are too few for a 95 % interval: the range "
+            f"{len(result.rounds)} iterations of each are too few for a 95 % interval: the range "
             "of the values stands in its place (a longer --budget helps)"
         )
-    for runner in said.active["env_runners"][:1]:
+    for runner in result.active["env_runners"][:1]:
         if runner.get("measured_elsewhere"):
             notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
     return notes

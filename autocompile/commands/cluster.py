@@ -102,12 +102,12 @@ def tune_all(
             _run_all([functools.partial(work, kind) for kind in kinds], interrupts)
             if interrupts.count:
                 break
-    found = OnCluster(folder, results, errors)
+    outcome = OnCluster(folder, results, errors)
     if results:
         write_table(folder, {kind: folder / kind for kind in results})
     with contextlib.suppress(OSError):
         folder.rmdir()  # nothing has begun
-    return found
+    return outcome
 
 
 def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
@@ -154,9 +154,9 @@ def shipment_of(spec: str) -> tuple[dict[str, str], str, str]:
     Returns them, base64 by their path under a folder of this machine, that folder, and the target
     as jobs are to name it. An installed module ships nothing.
     """
-    here, found = Path.cwd(), sources_of(spec)
-    if found is None:
+    here, sources = Path.cwd(), sources_of(spec)
+    if sources is None:
         return {}, str(here), spec
-    files = {path: base64.b64encode(data).decode() for path, data in found.files.items()}
-    is_inside = found.place == here and not os.path.isabs(spec) and ".." not in spec
-    return files, str(found.place), spec if is_inside else f"{found.file}{found.name}"
+    files = {path: base64.b64encode(data).decode() for path, data in sources.files.items()}
+    is_inside = sources.place == here and not os.path.isabs(spec) and ".." not in spec
+    return files, str(sources.place), spec if is_inside else f"{sources.file}{sources.name}"

@@ -136,10 +136,10 @@ def check(settings: Tuned, result: Result) -> list[Check]:
 _UNDECIDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)  # they say nothing about a setting
 
 
-def _check(phase: str, choice: Choice, found: PhaseResult) -> Check:
+def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:
     config, size = choice.config, choice.batch_size
     base = Check(phase, size, config.label(), "open", was=choice.speedup)
-    searched = [t for t in found.searched if t.batch_size == size and t.outcome not in _UNDECIDED]
+    searched = [t for t in result.searched if t.batch_size == size and t.outcome not in _UNDECIDED]
     by_config = {CompileConfig.from_dict(t.config): t for t in searched}
     for one in (config, EAGER):  # without eager mode nothing is compared
         if (failed := by_config.get(one)) and not failed.ok:
@@ -158,10 +158,10 @@ def _check(phase: str, choice: Choice, found: PhaseResult) -> Check:
         recompiles=trial.recompiles,
         compile_s=trial.compile_s,
     )
-    row = next((row for row in found.sizes if row.batch_size == size), None)
+    row = next((row for row in result.sizes if row.batch_size == size), None)
     if row is None:
         return replace(base, message="it was not confirmed")
-    winner = next(t for t in found.trials if t.number == row.number)
+    winner = next(t for t in result.trials if t.number == row.number)
     best = CompileConfig.from_dict(winner.config) if row.is_faster else EAGER
     if best == config or (row.is_faster and winner.duplicate_of == trial.number):
         gain = ONE if is_eager else row.speedup
