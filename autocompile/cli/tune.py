@@ -220,17 +220,16 @@ def _end_all(outcome: OnCluster, factor: float | None, as_json: bool, verbose: b
                 show_result(result.report, result.run_dir, False, verbose)
                 typer.echo()
             if several:
-                typer.echo(
-                    f"All of them: {outcome.folder / 'table.md'}, and table.html beside it\n"
-                )
+                table = outcome.folder / "table.md"
+                typer.echo(f"All of them: {table}, and table.html beside it\n")
         for kind, error in outcome.errors.items():
             if isinstance(error, AutocompileError):
                 say(f"error: {kind}: {error.text()}")
             elif isinstance(error, KeyboardInterrupt):
                 say(f"{kind}: interrupted before there was anything to report")
-    known = (AutocompileError, KeyboardInterrupt)
-    if defect := next((e for e in outcome.errors.values() if not isinstance(e, known)), None):
-        raise defect
+    for error in outcome.errors.values():
+        if not isinstance(error, (AutocompileError, KeyboardInterrupt)):
+            raise error  # a defect, once the results of the others are shown
     if not outcome.interrupted and outcome.errors:
         codes = [e.exit_code for e in outcome.errors.values() if isinstance(e, AutocompileError)]
         raise typer.Exit(max(codes))

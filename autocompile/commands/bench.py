@@ -148,13 +148,8 @@ def compare_in_algorithm(
         raise result.error or TargetError(what, *where, *log[-6:])
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     measured = {name: getattr(result, name) for name in names}
-    estimates = figures(result.rounds, result.runners)
-    return {
-        "target": plan.target,
-        "figures": estimates,
-        "notes": _notes(estimates, result),
-        **measured,
-    }
+    gains = figures(result.rounds, result.runners)
+    return {"target": plan.target, "figures": gains, "notes": _notes(gains, result), **measured}
 
 
 def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
