@@ -165,7 +165,7 @@ from typer.testing import CliRunner
 
 import autocompile
 from autocompile.cli.commands import app
-from autocompile.cli.space import asked
+from autocompile.cli.tune import asked
 from autocompile.export.python import uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model

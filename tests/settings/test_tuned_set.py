@@ -141,5 +141,5 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
     monkeypatch.setattr(bench, "compare_in_algorithm", compare)
     gpu = replace(T4, target="gpu/net.py")
     Path("tuned.json").write_text(TunedSet((gpu, CPU)).to_json())
-    assert "enough is known" in said("verify", "tuned.json", "--in-algorithm", "-q")
+    assert "enough is known" in said("verify", "tuned.json", "--in-algorithm")
     assert tried == ["net.py"]
