@@ -27,27 +27,21 @@ from autocompile.search.jobs import Budget, without_interrupts
 from autocompile.search.opening import demand_sense, described, opened, probe_all, resolved
 from autocompile.search.optuna_study import demand_usable, without_password
 from autocompile.search.race import Race
-from autocompile.search.sampler import ListedSampler, make_sampler
+from autocompile.search.sampler import make_sampler
 from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import (
-    asked_for,
-    budget_of,
-    environments,
-    limits_of,
-    target_spec,
-)
 from autocompile.space.space import (
+    EFFORTS,
     SearchSpace,
-    Space,
+    asked_for,
     calls_between_updates,
+    environments,
     first_sizes,
     spaces_of,
+    target_spec,
 )
 from autocompile.store import runs
 from autocompile.store.files import write_json
-from autocompile.store.reading import notice
-from autocompile.store.record import RunFolder
 
 __all__ = ["load", "tune"]
 
@@ -91,6 +85,8 @@ def tune(
 ) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
 
+    An argument that is not listed is the option of ``autocompile tune`` that has its name.
+
     Args:
         target: a path, ``PATH:NAME``, ``package.module:NAME``, or an importable function or class;
             it is loaded in trial processes only. With ``inputs`` a live ``nn.Module``, or a
@@ -100,26 +96,16 @@ def tune(
         optimizer: of a live model: from a module to its optimizer; None: Adam.
         loss: of a live model: from an output and the inputs to a scalar; None: the sum of outputs.
         phases: what to time; None: the target's default phases.
-        space: narrows the dimensions.
         effort: ``quick`` (90 s), ``normal`` (5 min, the default) or ``full`` (every setting).
-        trials: maximum number of search trials that start a process.
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
         sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
         timeout_s: limit for each step of a trial.
-        memory_limit_bytes: limit for one trial; None: its share of 80 % of the free memory.
-        objective: ``throughput`` (the default) or ``latency``.
-        limits: what a setting must meet to be chosen.
-        device: None: ``cuda`` if available.
-        jobs: trials that compile in parallel; None: one per core, at most 16.
         isolation: ``fork`` forks trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         executor: runs the trials; None: processes on this machine.
         storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
         run_dir: the run's folder; None: a new one under ``./runs``.
         resume: continue ``run_dir``, or the last run of this target, with what it was begun with.
-        wait: until no other autocompile is at work on this machine, in place of an error.
-        seed: for weights, inputs and orders; None: 0.
-        tolerance: relative tolerance of outputs, between 0 and 1; None: by dtype.
         calls_per_update: calls of a forward phase between two changes of the weights, which
             decides whether constant weights pay; None: from the target.
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``.
@@ -170,7 +156,7 @@ def tune(
         only=None if only is None else only.tried(),
     )
     folder, plan = resolved(asked, run_dir, resume)
-    total_s = budget_of(plan.effort) if budget_s is None else budget_s
+    total_s = EFFORTS[plan.effort] if budget_s is None else budget_s
     is_local = executor is None  # where others share the machine with it
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(folder))
@@ -186,26 +172,29 @@ def tune(
         factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         budget = Budget(total_s, trials, began, clock)
-        plan, found = probe_all(plan, factory, executor, progress)
+        plan, probes = probe_all(plan, factory, executor, progress)
         if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
             factory.memory_limit_bytes = memory // executor.slots
-        run = described(folder, plan, found)
-        environment = run["environment"]
+        run = described(folder, plan, probes)
+        run["environment"] = environment = {**run["environment"]}
         if (busy := max(busy, environment.get("busy_cores", 0.0))) >= _BUSY:
-            environment = {**environment, "busy_cores": busy}
+            environment["busy_cores"] = busy
         if on_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
-            environment = {**environment, "busy_gpu": on_gpu}
-        run["environment"] = environment
-        kept = storage and without_password(storage)
-        run["options"] = {**options, "storage": kept, **(command or {})}
-        target_found = {"spec": plan.target, **run["target"]}
-        progress.header(target_found, run["environment"], str(folder.path))
-        spaces = spaces_of(plan, found)
-        own_sizes = first_sizes(spaces, run)
+            environment["busy_gpu"] = on_gpu
+        safe_url = storage and without_password(storage)
+        run["options"] = {**options, "storage": safe_url, **(command or {})}
+        target_fields = {"spec": plan.target, **run["target"]}
+        progress.header(target_fields, run["environment"], str(folder.path))
+        spaces = spaces_of(plan, probes)
+        sizes = first_sizes(spaces, run)
         # A database of the user's may hold many runs, also of folders with the same name.
         owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""
+        kind = run["environment"]["device"].split(":")[0]
+        has_convolutions = run["target"].get("has_convolutions", False)
+        priors = {p: prior_of(kind, p, has_convolutions) for p in spaces}
+        settings = [setting for space in spaces.values() for setting in space.settings]
         study = Study(
-            sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
+            sampler=make_sampler(sampler, settings, priors, sizes, plan.seed),
             job_factory=factory,
             executor=executor,
             progress=progress,
@@ -216,9 +205,9 @@ def tune(
             records=folder.read()[0],
             memory_bytes=run["environment"].get("device_memory_bytes"),
         )
-        progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
+        progress.searching({n: f"{len(s.settings)} settings" for n, s in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown
-        race = Race(study, plan.limits, own_sizes)
+        race = Race(study, plan.limits, sizes)
         try:
             while True:  # search on as long as much of the budget is left after the races
                 before = len(study.records)
@@ -237,7 +226,16 @@ def tune(
         if not (run["interrupted"] or race.is_open or rest):  # otherwise a resumed run needs them
             factory.drop_cache()
     with without_interrupts():
-        result = _finished(folder, run, spaces, rest, budget, plan.limits, progress)
+        records, facts = folder.read()
+        if facts:
+            progress.warning("; ".join(facts))
+        run["spaces"] = {
+            name: {**one.account(records), "rest": rest.get(name, [])}
+            for name, one in spaces.items()
+        }
+        run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
+        write_json(folder.run_json, run)
+        result = write_result(folder, run, records, plan.limits)
     if only is None:
         demand_some(result, run)
     return result
@@ -268,41 +266,5 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    told = notice(facts, data["environment"])
-    return make_result(folder, data, records, limits_of(data["plan"]), told)
-
-
-def _finished(
-    folder: RunFolder,
-    run: dict[str, Any],
-    spaces: Mapping[str, Space],
-    rest: Mapping[str, list[dict[str, Any]]],
-    budget: Budget,
-    limits: Limits,
-    progress: Progress,
-) -> Result:
-    """Complete ``run.json`` and write the report."""
-    records, facts = folder.read()
-    if told := notice(facts, run["environment"]):
-        progress.warning(told)
-    run["spaces"] = {
-        name: {**one.account(records), "rest": rest.get(name, [])} for name, one in spaces.items()
-    }
-    run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
-    write_json(folder.run_json, run)
-    return write_result(folder, run, records, limits)
-
-
-def _sampler(
-    name: str | BaseSampler,
-    spaces: Mapping[str, Space],
-    own_sizes: Mapping[str, int | None],
-    run: Mapping[str, Any],
-    seed: int,
-) -> ListedSampler:
-    device = run["environment"]["device"].split(":")[0]
-    has_convolutions = run["target"].get("has_convolutions", False)
-    modules = run["target"].get("modules")
-    priors = {p: prior_of(device, p, has_convolutions).of_size(modules) for p in spaces}
-    settings = [setting for space in spaces.values() for setting in space.settings]
-    return make_sampler(name, settings, priors, own_sizes, seed)
+    limits = Limits(**data["plan"]["limits"])
+    return make_result(folder, data, records, limits, "; ".join(facts))

@@ -7,32 +7,15 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = [
-    "AutocompileError",
-    "ExitCode",
-    "ExportError",
-    "NothingWorked",
-    "RunError",
-    "TargetError",
-    "UsageError",
-    "first_line",
-    "first_words",
-]
-
 
 class ExitCode(IntEnum):
     """Exit codes of the ``autocompile`` command."""
 
-    DONE = 0
-    """The command succeeded, also if eager is best."""
-    GATE = 1
-    """A gate such as ``--require-speedup`` failed, or nothing worked, eager included."""
-    USAGE = 2
-    """The request or the target is invalid."""
-    INTERNAL = 3
-    """A bug in autocompile."""
-    INTERRUPTED = 130
-    """Ctrl-C; the report of the finished trials has been written."""
+    DONE = 0  # also if eager is best
+    GATE = 1  # a gate such as ``--require-speedup`` failed, or nothing worked, eager included
+    USAGE = 2  # the request or the target is invalid
+    INTERNAL = 3  # a defect in autocompile
+    INTERRUPTED = 130  # Ctrl-C; the report of the finished trials has been written
 
 
 class AutocompileError(Exception):

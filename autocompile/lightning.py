@@ -14,8 +14,6 @@ except ImportError:  # the same under its other name
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-__all__ = ["TunedCallback"]
-
 _HINT = 'TunedCallback(..., module="net"), the attribute that was tuned'
 
 
@@ -47,8 +45,8 @@ class TunedCallback(Callback):  # type: ignore[misc]
             model = pl_module.get_submodule(self._module)
         except AttributeError as error:
             raise UsageError(str(error), hint=_HINT) from error
-        said = self._in_training.apply(model, trainer.optimizers, self._batch_size)
-        rank_zero_info(f"autocompile: {said}")
+        applied = self._in_training.apply(model, trainer.optimizers, self._batch_size)
+        rank_zero_info(f"autocompile: {applied}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self._in_training.demand_used('TunedCallback(..., module="net"), the attribute it calls')

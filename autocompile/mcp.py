@@ -9,7 +9,6 @@ import asyncio
 import functools
 import io
 import json
-import time
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -31,32 +30,26 @@ from autocompile.report.live import PlainProgress
 from autocompile.settings.tuned import TunedSet
 from autocompile.store import runs
 
-__all__ = ["server"]
-
 server = MCPServer("autocompile", version=__version__)
 """Tools run in threads: a call that takes minutes leaves the server able to answer."""
 
 Requirement = Literal["speedup", "max-graphs", "max-recompiles", "max-compile-time"]
 
 
-def _tool(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a tool, which answers with text or else with JSON, and tells a mistake in words."""
+def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mistakes and cancelled calls are answers; else the client would not see the words."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> str:
-            try:
-                found = function(*args, **kwargs)
-            except AutocompileError as error:
-                raise ToolError(error.text()) from error
-            except KeyboardInterrupt:  # see _cancellable
-                raise ToolError("the call was cancelled") from None
-            return found if isinstance(found, str) else json.dumps(found, indent=1)
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> str:
+        try:
+            answer = function(*args, **kwargs)
+        except AutocompileError as error:
+            raise ToolError(error.text()) from error
+        except KeyboardInterrupt:  # see _cancellable
+            raise ToolError("the call was cancelled") from None
+        return answer if isinstance(answer, str) else json.dumps(answer, indent=1)
 
-        server.add_tool(run, name=name, structured_output=False)
-        return function
-
-    return register
+    return run
 
 
 def _cancellable(call: Callable[..., Any], *args: Any) -> None:
@@ -67,30 +60,21 @@ def _cancellable(call: Callable[..., Any], *args: Any) -> None:
         raise KeyboardInterrupt from None
 
 
-class _Messages(io.StringIO):
-    """Each line that is written is a progress notification, with the seconds since the start."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__()
-        self._context, self._began = context, time.monotonic()
-
-    def write(self, line: str) -> int:
-        spent_s = time.monotonic() - self._began
-        _cancellable(from_thread.run, self._context.report_progress, spent_s, None, line.strip())
-        return len(line)
-
-
 class _Progress(PlainProgress):
-    """The lines of ``--progress plain`` as notifications."""
+    """The lines of ``--progress plain`` as notifications, with the seconds since the start."""
 
     def __init__(self, context: Context) -> None:
-        super().__init__(_Messages(context))
+        super().__init__(io.StringIO())
+        self._context = context
+
+    def _line(self, line: str) -> None:
+        spent_s = self._clock() - self._began
+        _cancellable(from_thread.run, self._context.report_progress, spent_s, None, line.strip())
 
     def tick(self) -> None:
         _cancellable(from_thread.check_cancelled)
 
 
-@_tool("tune")
 def tune(
     target: str,
     context: Context,
@@ -120,25 +104,21 @@ def tune(
     ).to_dict()
 
 
-@_tool("show")
 def show(run: str = "last") -> Any:
     """The report of a run: a folder, its name under ./runs, or last."""
     return api.load(run).to_dict()
 
 
-@_tool("list")
 def list_runs(run_dir: str | None = None) -> Any:
     """The runs in a folder, ./runs if left out, with target, state and results; the newest last."""
     return listing.listed(Path(run_dir) if run_dir else runs.under)
 
 
-@_tool("doctor")
 def doctor(backend: str | None = None, device: str | None = None) -> Any:
     """Which backends and modes of torch.compile work on this machine, and what the others need."""
     return diagnose.doctor(backend, device, wait=False)
 
 
-@_tool("export")
 def export(run: str = "last", to: str = "python") -> str:
     """The best settings of a run as text.
 
@@ -148,7 +128,6 @@ def export(run: str = "last", to: str = "python") -> str:
     return api.load(run).export(to)
 
 
-@_tool("verify")
 def verify(
     context: Context,
     settings: str = "last",
@@ -163,16 +142,19 @@ def verify(
     least speedup, and the most graphs, recompiles and seconds of compiling; what is not met is
     listed under unmet.
     """
-    tuned = TunedSet.read(settings if settings.endswith(".json") else api.load(settings))
     return verifying.verify(
-        tuned,
+        TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
         target,
         {str(name): bound for name, bound in (require or {}).items()},
         budget_s=budget_s,
         device=device,
         progress=_Progress(context),
-    ).to_dict()
+    )
 
+
+for _tool in (tune, show, list_runs, doctor, export, verify):
+    _name = _tool.__name__.removesuffix("_runs")
+    server.add_tool(_answering(_tool), name=_name, structured_output=False)
 
 if __name__ == "__main__":
     server.run("stdio")

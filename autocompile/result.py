@@ -8,7 +8,8 @@ import html
 import io
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -19,7 +20,6 @@ from autocompile.export import FORMATS, export, to_paste
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
-from autocompile.report.markdown import to_markdown
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
@@ -30,11 +30,6 @@ from autocompile.store.files import write_json, write_text
 from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["Result", "demand_some", "exported_code", "make_result", "write_result"]
 
 Model = TypeVar("Model")
 
@@ -62,11 +57,11 @@ class Result:
         self.run_dir = report.run_dir
         self.notice = report.notice
         self.verdict: dict[str, str] = {name: p.verdict for name, p in report.phases.items()}
-        found = {name: p.best for name, p in report.phases.items() if p.best}
+        best = {name: p.best for name, p in report.phases.items() if p.best}
         by_number = {r.number: r for r in trials}
-        self.best: dict[str, Record] = {n: by_number[b.number] for n, b in found.items()}
-        self.config = {n: CompileConfig.from_dict(b.config, n) for n, b in found.items()}
-        self.speedup = {n: b.speedup for n, b in found.items()}
+        self.best: dict[str, Record] = {n: by_number[b.number] for n, b in best.items()}
+        self.config = {n: CompileConfig.from_dict(b.config, n) for n, b in best.items()}
+        self.speedup = {n: b.speedup for n, b in best.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
         """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
@@ -100,25 +95,14 @@ class Result:
         return applied  # type: ignore[no-any-return]
 
     def apply_to(self, algorithm_config: Any) -> Any:
-        """A copy of an RLlib ``AlgorithmConfig`` whose runners and learners use the settings.
-
-        Calls :func:`autocompile.rllib.tuned`.
-
-        Raises:
-            UsageError: the target is not an RLModule, or the configuration uses the old API stack.
-        """
+        """What :func:`autocompile.rllib.tuned` makes of an ``AlgorithmConfig`` and this."""
         from autocompile.runtime.rllib.algorithm import tuned
 
         return tuned(algorithm_config, self)
 
     def export(self, to: str) -> str:
-        """The result as code or JSON for a training stack.
-
-        Args:
-            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers``, ``lightning``.
-
-        Raises:
-            UsageError: unknown format. ExportError: the format cannot express the result.
+        """The result for ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
+        ``lightning``; an ExportError if the format cannot express it.
         """
         return export(self.report, to)
 
@@ -139,11 +123,7 @@ class Result:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def write_html(self) -> Path:
-        """Write ``report.html`` into the run's folder, and return its path.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write ``report.html`` into the run's folder, and return its path."""
         folder = RunFolder(self.run_dir).path
         page = to_html(self.report, self.trials, to_paste(self.report))
         write_text(folder / "report.html", page)
@@ -190,21 +170,19 @@ def exported_code(
     """
     report = make_result(folder, {**run, "interrupted": False}, records, limits).report
     try:
-        settings, found = Tuned.from_report(report), having_form(report)
+        settings, choices = Tuned.from_report(report), having_form(report)
     except AutocompileError:
         return {}
-    codes = {(c.phase, c.batch_size): code_of(report, c) for c in found}
+    codes = {(c.phase, c.batch_size): code_of(report, c) for c in choices}
     return {at: ExportedCode(code, settings) for at, code in codes.items() if code}
 
 
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``."""
+    """Make the result of a finished run and write ``report.json`` and ``report.html``."""
     result = make_result(folder, run, records, limits)
     write_json(folder.path / "report.json", result.to_dict())
-    code = to_paste(result.report, in_a_line=True)
-    write_text(folder.path / "report.md", to_markdown(result.report, code))
     result.write_html()
     return result
 

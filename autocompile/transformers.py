@@ -10,8 +10,6 @@ from transformers import TrainerCallback
 from autocompile.errors import UsageError
 from autocompile.runtime.apply import InTraining
 
-__all__ = ["TunedCallback"]
-
 _log = logging.getLogger("autocompile")
 
 
@@ -38,10 +36,10 @@ class TunedCallback(TrainerCallback):  # type: ignore[misc]
                 hint="CUDA_VISIBLE_DEVICES=0, or a process for each GPU (torchrun)",
             )
         model, optimizer = kwargs["model"], kwargs["optimizer"]
-        own = getattr(optimizer, "optimizer", optimizer)  # inside Accelerate's
-        said = self._in_training.apply(model, [own], args.per_device_train_batch_size)
+        inner = getattr(optimizer, "optimizer", optimizer)  # inside Accelerate's
+        applied = self._in_training.apply(model, [inner], args.per_device_train_batch_size)
         if state.is_world_process_zero:
-            _log.info("%s", said)
+            _log.info("%s", applied)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._in_training.demand_used("TrainingArguments(torch_compile=False)")

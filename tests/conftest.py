@@ -23,7 +23,7 @@ from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.starter import Isolation
-from autocompile.protocol.requests import Header, TimingLimits, TrialRequest, parse_request
+from autocompile.protocol.requests import Header, TimingLimits, TrialRequest, request_of
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder
 
@@ -228,7 +228,7 @@ class Bench:
     def begin(self, request: dict[str, Any], timeout_s: float = PATIENCE_S) -> int:
         """Begin what a request asks for, as JSON; its number."""
         number = self.job_factory.next_number()
-        job = self.job_factory.job(parse_request({**request, "number": number}, "the request"))
+        job = self.job_factory.job(request_of({**request, "number": number}))
         self._began[number] = time.monotonic()
         self.executor.start(dataclasses.replace(job, timeout_s=timeout_s))
         return number

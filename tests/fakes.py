@@ -21,7 +21,7 @@ from autocompile import __version__
 from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode, job_of, sent_ending
 from autocompile.execute.executor import Ended, Ending, Event, Executor, Job, Stepped, Told
-from autocompile.protocol.requests import Kind, ProbeRequest, RaceRequest, read_request
+from autocompile.protocol.requests import ProbeRequest, RaceRequest, read_request
 from autocompile.settings.phases import FORWARD
 from autocompile.store.record import Outcome, Step
 
@@ -37,14 +37,12 @@ def measured(
     noise: float = 0.002,
     rounds: int = 8,
     compile_s: float = 1.0,
-    flags: Sequence[str] = (),
     **more: Any,
 ) -> Ending:
     """A successful trial: ``rounds`` pairs of blocks around a speed-up.
 
     Args:
         noise: relative half-range of the compiled blocks, spread evenly.
-        flags: of the measurement, such as ``eager_slowed``.
         more: further keys of the payload, such as ``graph_breaks``.
     """
     spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
@@ -53,7 +51,6 @@ def measured(
             "eager_s": [eager_s] * rounds,
             "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
             "calls": [1, 1],
-            "flags": list(flags),
         },
         "compile_s": compile_s,
         "graphs": 1,
@@ -128,6 +125,8 @@ class FakeExecutor:
         """Decide at once how it ends; :meth:`wait` tells."""
         asked = read_request(job.folder)
         request = asked.to_dict()
+        if isinstance(asked, RaceRequest) and any(side.exported for side in asked.sides):
+            request["kind"] = "exported"
         if isinstance(asked, ProbeRequest):
             ending = self._probe
         elif isinstance(asked, RaceRequest):
@@ -143,7 +142,7 @@ class FakeExecutor:
         sides, wall_s = [], 0.0
         for side in request["sides"]:
             own = {**request, "config": side["config"], "repeats": side["number"]}
-            if request["kind"] == Kind.RACE.value:
+            if request["kind"] == "race":
                 self.requests.append(own)
             ending = self._script(own)
             wall_s += ending.wall_s

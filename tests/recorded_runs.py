@@ -1,4 +1,4 @@
-"""What autocompile says of recorded runs, in every form: screen, Markdown, JSON and each export.
+"""What autocompile says of recorded runs, in every form: screen, JSON and each export.
 
     python tests/recorded_runs.py                # writes data/runs/NAME/ anew
     python tests/recorded_runs.py runs/NAME ...  # packs runs first
@@ -26,7 +26,6 @@ from autocompile.cli.output import show_result
 from autocompile.commands.runs import read_report
 from autocompile.errors import AutocompileError
 from autocompile.export import FORMATS, export, to_paste
-from autocompile.report.markdown import to_markdown
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render, render_trials
 from autocompile.store.report import Report
@@ -81,11 +80,11 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
                 "report.json": said("show", name, "--json"),
             }
             exports = {to: said("export", name, "--to", to) for to in FORMATS}
-    found |= {
-        "markdown.txt": to_markdown(report, to_paste(report, True)),
+    return {
+        **found,
         "terminal.txt": drawn(report),
+        **{f"export_{to}.txt": text for to, text in exports.items()},
     }
-    return {**found, **{f"export_{to}.txt": text for to, text in exports.items()}}
 
 
 @contextlib.contextmanager
@@ -125,7 +124,7 @@ def drawn(report: Report) -> str:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
     render_trials(report, console)
-    render(report, console, code=to_paste(report, True), use="the line to paste", run="last")
+    render(report, console, code=to_paste(report), use="the line to paste", run="last")
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The JSON schema of ``report.json`` and ``table.json``, made of their types.
+"""The JSON schema of ``report.json``, made of its types.
 
 PYTHONPATH=tests:. python tests/report_schema.py    # writes autocompile/report/schema.json
 """
@@ -14,7 +14,6 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import autocompile
-from autocompile.report.table import Comparison
 from autocompile.settings.config import CompileConfig
 from autocompile.store.report import Report
 
@@ -23,10 +22,9 @@ PLAIN = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 def schema() -> dict[str, Any]:
-    """The schema of a report; that of a table is ``#/$defs/table``."""
+    """The schema of a report."""
     parts: dict[str, Any] = {}
-    for kind in (Comparison, Report):
-        of(kind, parts)
+    of(Report, parts)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "report.json of autocompile, schema 1",
@@ -50,7 +48,7 @@ def of(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": of(args[0], parts)}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": of(args[1], parts)}
-    name = "table" if kind is Comparison else kind.__name__
+    name = kind.__name__
     if name not in parts and issubclass(kind, Enum):
         parts[name] = {"enum": [each.value for each in kind]}
     elif name not in parts:

@@ -11,7 +11,7 @@ from fakes import FakeExecutor, measured, probed
 import autocompile
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.progress import Progress
-from autocompile.protocol.requests import Kind, read_request
+from autocompile.protocol.requests import RaceRequest, read_request
 from autocompile.space.space import SearchSpace
 
 Request = Mapping[str, Any]
@@ -108,13 +108,15 @@ class Recorder(FakeExecutor):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.jobs: list[tuple[Job, Kind, int]] = []
+        self.jobs: list[tuple[Job, str, int]] = []
         self.asked: dict[int, dict[str, Any]] = {}
         self._alive: set[int] = set()
 
     def start(self, job: Job) -> None:
         request = read_request(job.folder)
-        self.jobs.append((job, request.kind, len(self._alive)))
+        is_exported = isinstance(request, RaceRequest) and any(s.exported for s in request.sides)
+        kind = "exported" if is_exported else request.kind
+        self.jobs.append((job, kind, len(self._alive)))
         self.asked[job.number] = request.to_dict()
         self._alive.add(job.number)
         super().start(job)
@@ -124,11 +126,11 @@ class Recorder(FakeExecutor):
         self._alive -= {e.number for e in events if isinstance(e, Ended)}
         return events
 
-    def of(self, *kinds: Kind) -> list[dict[str, Any]]:
+    def of(self, *kinds: str) -> list[dict[str, Any]]:
         """What jobs of a kind were asked for."""
         return [self.asked[job.number] for job, kind, _ in self.jobs if kind in kinds]
 
     @property
     def fresh(self) -> list[Job]:
         """The jobs with a new interpreter, those of exported code left out."""
-        return [job for job, kind, _ in self.jobs if job.fresh and kind is not Kind.EXPORTED]
+        return [job for job, kind, _ in self.jobs if job.fresh and kind != "exported"]

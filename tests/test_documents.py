@@ -151,7 +151,7 @@ def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:
 
 def test_the_documents_name_every_command_and_only_options_that_exist() -> None:
     shown = help_of()
-    commands = re.findall(r"^  (\w+) ", shown.split("Commands:")[1], re.M)
+    commands = re.findall(r"^│ (\w+) ", shown.split("─ Commands ─")[1], re.M)
     named = "tune show list export verify check doctor init"
     assert commands == named.split()
     known = shown + "".join(map(help_of, commands))
@@ -183,7 +183,7 @@ def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
     typed = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     ((_, command, *rest),) = [words for words in typed if words[0] == "autocompile"]
     options = [word for word in rest if word.startswith("--")]
-    assert all(re.search(rf"^ *{option}\b", help_of(command), re.M) for option in options)
+    assert all(re.search(rf"^│ +{option}\b", help_of(command), re.M) for option in options)
     required = rest[rest.index("--require") + 1]
     assert numbers("--require", [required], REQUIREMENTS)
 

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 
+from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
-from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import EAGER
 from autocompile.settings.dimensions import Place, why_not
 
@@ -49,7 +49,7 @@ def place_of(
         device,
         2,
         has_convolutions=any(p.dim() == 4 for p in model.parameters()),
-        regions=regions_of(model).describe(),
+        regions=blocks_in_words(model),
         optimizers=(*on_cuda, *on_cpu),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,11 +18,7 @@ import torch
 
 
 def get_model():
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 256),
-        torch.nn.ReLU(),
-        torch.nn.Linear(256, 8),
-    )
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 
 
 def get_inputs(batch_size):
@@ -35,15 +31,7 @@ def get_inputs(batch_size):
 #     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-# Optional; without it: the sum of every floating output
-# def get_loss(output, inputs):
-#     return output.square().mean()
-
-
-# Optional; without it outputs must agree within a tolerance that fits their dtype (--tolerance).
-# Called with eager's and compiled's outputs of the same call: raise or return False to refuse.
-# def check(expected, actual):
-#     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+# Optional too: get_loss(output, inputs), and check(expected, actual) of outputs
 '''
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="the file to write")]
@@ -74,9 +62,9 @@ def check(
     from autocompile.report import checks
 
     phases = options.words(phase) or None
-    found = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
-    print_or_draw(found, as_json, lambda console: checks.render_check(found, console, verbose))
-    if not all(row["outcome"] == "ok" for row in found["phases"].values()):
+    results = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
+    print_or_draw(results, as_json, lambda console: checks.render_check(results, console, verbose))
+    if not all(row["outcome"] == "ok" for row in results["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
 
 
@@ -90,8 +78,8 @@ def doctor(
     from autocompile.commands import diagnose
     from autocompile.report import checks
 
-    found = diagnose.doctor(backend, device)
-    print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
+    results = diagnose.doctor(backend, device)
+    print_or_draw(results, as_json, lambda console: checks.render_doctor(results, console, verbose))
 
 
 _GATES = "speedup=1.05, max-graphs=1, max-recompiles=0, max-compile-time=60s"
@@ -119,32 +107,36 @@ def verify(
     wait: options.Wait = False,
     as_json: options.Json = False,
     progress: options.Progress = "auto",
-    quiet: options.Quiet = False,
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api
-    from autocompile.commands.verify import REQUIREMENTS
-    from autocompile.commands.verify import verify as verified
-    from autocompile.report.checks import render_verified
+    from autocompile.commands import bench
+    from autocompile.commands import verify as verifying
+    from autocompile.report.checks import render_in_algorithm, render_verified
     from autocompile.report.live import progress as progress_of
     from autocompile.settings.tuned import TunedSet
+    from autocompile.store import runs
+    from autocompile.store.files import write_json
 
-    required = options.numbers("--require", require, REQUIREMENTS)
-    shown = "none" if quiet else progress
+    required = options.numbers("--require", require, verifying.REQUIREMENTS)
+    folder = None if settings.endswith(".json") else runs.find(settings)  # another may be last soon
+    tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
     if in_algorithm:
-        given: dict[str, Any] = {"--require": required, "--device": device}
-        given |= {"--python": python, "--wait": wait}
-        if option := next((name for name, value in given.items() if value), None):
+        if require or device or python or wait:
             raise UsageError(
-                f"{option} is about the settings alone, and --in-algorithm about a whole training",
-                hint=f"the same command without {option} or without --in-algorithm",
+                "--require, --device, --python and --wait are about the settings alone, and "
+                "--in-algorithm about a whole training"
             )
-        if shown != "none":
+        if progress != "none":
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
-        _verify_in_algorithm(settings, target, budget, timeout, as_json)
+        where = target or verifying.entry_here(tuned).target
+        comparison = bench.compare_in_algorithm(where, tuned, budget, timeout)
+        if folder is not None:  # the run's report has the figures from now on
+            write_json(folder.in_algorithm, comparison["figures"])
+        print_or_draw(comparison, as_json, lambda console: render_in_algorithm(comparison, console))
         return
-    found = verified(
-        TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
+    verified = verifying.verify(
+        tuned,
         target,
         required,
         budget_s=budget,
@@ -152,31 +144,10 @@ def verify(
         wait=wait,
         device=device,
         pythons=tuple(python or ()),
-        progress=progress_of(shown, sys.stderr),
+        progress=progress_of(progress, sys.stderr),
     )
-    data = found.to_dict()
-    print_or_draw(data, as_json, lambda console: render_verified(data, console))
-    if found.interrupted:
+    print_or_draw(verified, as_json, lambda console: render_verified(verified, console))
+    if verified["interrupted"]:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if not found.is_good:
+    if not verified["is_good"]:
         raise typer.Exit(ExitCode.GATE)
-
-
-def _verify_in_algorithm(
-    settings: str, target: str | None, budget_s: float, timeout_s: float, as_json: bool
-) -> None:
-    """Compare whole trainings; a run keeps the figures."""
-    from autocompile import api
-    from autocompile.commands.bench import compare_in_algorithm
-    from autocompile.commands.verify import entry_here
-    from autocompile.report.checks import render_in_algorithm
-    from autocompile.settings.tuned import TunedSet
-    from autocompile.store import runs
-    from autocompile.store.files import write_json
-
-    folder = None if settings.endswith(".json") else runs.find(settings)  # another may be last soon
-    tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
-    found = compare_in_algorithm(target or entry_here(tuned).target, tuned, budget_s, timeout_s)
-    if folder is not None:
-        write_json(folder.in_algorithm, found["figures"])
-    print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))

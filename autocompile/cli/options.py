@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from autocompile.errors import UsageError
 from autocompile.settings.dimensions import SEARCHED
@@ -40,7 +39,7 @@ def choices(option: str, given: Iterable[str], known: Mapping[str, Value]) -> tu
     """Comma lists of known words, as their values."""
     parts = [part.lower() for part in words(given)]
     for part in parts:
-        _demand_known(option, part, known)
+        demand_known(option, part, known, f"{option} {{}}")
     return tuple(known[part] for part in parts)
 
 
@@ -50,8 +49,8 @@ def integers(option: str, given: Iterable[str]) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in parts)
     except ValueError:
-        said = ",".join(parts)
-        raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
+        text = ",".join(parts)
+        raise UsageError(f"{option} {text!r} is not a list of whole numbers like 1,4,16") from None
 
 
 def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) -> dict[str, float]:
@@ -60,27 +59,28 @@ def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) 
     Args:
         known: what each is, ``a number`` or ``a duration``.
     """
-    found = {}
+    values = {}
     for part in words(given):
         name, _, text = part.partition("=")
-        _demand_known(option, name, known, "=1")
+        demand_known(option, name, known, f"{option} {{}}=1")
         units = _TIME if known[name] == "a duration" else _NONE
         value = _amount(text, units, has_zero=True)
         if value is None:
-            example = "60s" if units is _TIME else "1"
-            raise UsageError(
-                f"{option} {name} {text!r} is not {known[name]} (try {name}={example})"
-            )
-        found[name] = value
-    return found
+            example = f"{name}=60s" if units is _TIME else f"{name}=1"
+            raise UsageError(f"{option} {name} {text!r} is not {known[name]} (try {example})")
+        values[name] = value
+    return values
 
 
-def _demand_known(option: str, part: str, known: Iterable[str], behind: str = "") -> None:
+def demand_known(what: str, part: str, known: Iterable[str], hint: str) -> None:
+    """Raise a UsageError if a word is none of the known; ``{}`` of the hint is the nearest."""
     names = list(known)
     if part not in names:
         close = difflib.get_close_matches(part, names, 1)
-        hint = f"{option} {close[0]}{behind}" if close else None
-        raise UsageError(f"{option} {part!r} is none of {', '.join(names)}", hint=hint)
+        raise UsageError(
+            f"{what} {part!r} is none of {', '.join(names)}",
+            hint=hint.format(close[0]) if close else None,
+        )
 
 
 def _amount(text: str, units: Mapping[str, float], has_zero: bool = False) -> float | None:
@@ -190,63 +190,19 @@ RunDir = Annotated[Path | None, _output("FOLDER", "keep the run here; in ./runs 
 Json = Annotated[bool, flag("--json", "print one JSON document and nothing else", "Output")]
 _SHOWN = "what stderr shows: auto, plain or none"
 Progress = Annotated[Literal["auto", "plain", "none"], _output("KIND", _SHOWN)]
-Quiet = Annotated[bool, flag("--quiet -q", "show no progress", "Output")]
 Verbose = Annotated[bool, flag("--verbose -v", "say more", "Output")]
 
 
 def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**dimensions`` of a command by an option for each, before ``--space``."""
-    found: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for p in inspect.signature(command, eval_str=True).parameters.values():
         if p.name == "space":
-            for d in SEARCHED:
-                hint = Annotated[_List, _search("LIST", d.help)]
-                found.append(p.replace(name=d.parameter, annotation=hint, default=None))
+            kinds = {d.parameter: Annotated[_List, _search("LIST", d.help)] for d in SEARCHED}
+            parameters += [p.replace(name=n, annotation=kind) for n, kind in kinds.items()]
         if p.kind is not p.VAR_KEYWORD:
-            found.append(p)
+            parameters.append(p)
     changed: Any = command
-    changed.__signature__ = inspect.Signature(found)
-    changed.__annotations__ = {p.name: p.annotation for p in found}
+    changed.__signature__ = inspect.Signature(parameters)
+    changed.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
-
-
-_LONG = 20  # options that fit one list
-
-
-class Command(TyperCommand):
-    """Its help is plain text of 80 columns, where many options stand in their panels."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        params = self.get_params(ctx)
-        rows: dict[str, list[tuple[str, str]]] = {}
-        for param in params:
-            panel = "Arguments" if param.param_type_name == "argument" else "Options"
-            if panel == "Options" and len(params) > _LONG:
-                panel = getattr(param, "rich_help_panel", None) or "Output"
-            if record := param.get_help_record(ctx):
-                # Typer shows the type of an argument beside its name.
-                name = str(param.metavar) if panel == "Arguments" else record[0]
-                rows.setdefault(panel, []).append((name, record[1]))
-        for panel, own in rows.items():
-            with formatter.section(panel):
-                formatter.write_dl(own)
-
-
-class Stopped(Exception):
-    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
-
-
-_Mistake: Any = typer.BadParameter.__base__  # what Typer raises for what it cannot parse
-
-
-class Group(TyperGroup):
-    """The program, whose mistakes are all told in the same form."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Stopped from None
-        except _Mistake as error:
-            command = error.ctx.command_path if error.ctx else "autocompile"
-            raise UsageError(error.format_message(), hint=f"{command} --help") from None

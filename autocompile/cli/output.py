@@ -62,7 +62,7 @@ def show_result(report: Any, run: str, as_json: bool, verbose: bool) -> None:
         if is_faster and "autocompile export" not in use:
             others = ", ".join(f"--to {name}" for name in report.exports if name != "json")
             then = f"autocompile export {run} -o tuned.json        (also: {others})"
-        code = to_paste(report, in_a_line=True)
+        code = to_paste(report)
         render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
 
     print_or_draw(report.to_dict(), as_json, draw)

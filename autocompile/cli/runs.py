@@ -15,13 +15,8 @@ from autocompile.errors import UsageError
 Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 
 
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...",
-        help="a folder, its short name, or last; several: of other machines",
-    ),
-]
+_RUN = "a folder, its short name, or last; several: of other machines"
+Runs = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help=_RUN)]
 
 
 def _loaded(run: str) -> Any:
@@ -56,17 +51,18 @@ def show(
     if schema:
         import importlib.resources
 
-        found = importlib.resources.files("autocompile.report") / "schema.json"
-        typer.echo(found.read_text("utf-8"), nl=False)
+        file = importlib.resources.files("autocompile.report") / "schema.json"
+        typer.echo(file.read_text("utf-8"), nl=False)
         return
-    named, path = run or ["last"], None
-    if len(named) > 1 or (
-        (html or browse) and named[0].endswith(".json")
-    ):  # the page is of records
-        path = _show_table(named, as_json, verbose, html or browse)
-    elif html or browse:
+    named = run or ["last"]
+    is_page = html or browse
+    # The page of one run is of its records, which a report.json alone does not have.
+    if len(named) > 1 or (is_page and named[0].endswith(".json")):
+        path = _show_table(named, as_json, verbose, is_page)
+    elif is_page:
         path = Path(_loaded(named[0]).write_html())
     else:
+        path = None
         show_result(_report(named[0]), named[0], as_json, verbose)
     if path is not None:
         typer.echo(path)
@@ -76,22 +72,18 @@ def show(
         webbrowser.open(path.resolve().as_uri())
 
 
-def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -> Path | None:
+def _show_table(named: list[str], as_json: bool, verbose: bool, is_page: bool) -> Path | None:
     """Print one table over runs, or write it and return its page's path."""
     from autocompile.commands.runs import by_machine
     from autocompile.report import table
-    from autocompile.report.checks import render_table
+    from autocompile.report.terminal import Page
     from autocompile.store import runs
-    from autocompile.store.reading import plain
 
-    reports = {name: _report(name) for name in named}
-    found = table.table(by_machine(reports))
-    if written:
-        folder = runs.under / "table"
-        table.write(folder, found)
-        return folder / "table.html"
-    shown = table.shown(found)
-    print_or_draw(plain(found), as_json, lambda console: render_table(shown, console, verbose))
+    reports = by_machine({name: _report(name) for name in named})
+    if is_page:
+        return table.write_table(runs.under / "table", reports)
+    shown, found = table.table(reports), {name: one.to_dict() for name, one in reports.items()}
+    print_or_draw(found, as_json, lambda console: Page(console).document(shown, verbose))
     return None
 
 
@@ -111,10 +103,8 @@ def list_runs(
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="write this file, as tuned.json"),
-]
+_FILE = "write this file, as tuned.json"
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help=_FILE)]
 _STACK = f"who reads it: {', '.join(get_args(Format))}; python if left out"
 _CACHE = "compile once more and keep the code beside FILE"
 
@@ -133,6 +123,8 @@ def export(
     new process does not compile. Trust it like code.
     """
     from autocompile import export as exporting
+    from autocompile.commands.runs import demand_same_target
+    from autocompile.settings.tuned import Tuned, TunedSet
 
     named = run or ["last"]
     is_json = output is not None and output.suffix == ".json"
@@ -150,28 +142,22 @@ def export(
         say("\n".join(f"warning: {of}{sentence}" for sentence in exporting.unconfirmed(report)))
     if with_cache and output:
         from autocompile.commands.bench import export_with_cache
-        from autocompile.settings.tuned import Tuned
 
         for line in export_with_cache(Tuned.from_report(reports[named[0]]), output, timeout):
             typer.echo(line)
         return
-    text = _together(reports, to) if len(named) > 1 else exporting.export(report, to or "python")
+    if len(named) == 1:
+        text = exporting.export(reports[named[0]], to or "python")
+    elif to == "json":
+        demand_same_target(reports)
+        text = TunedSet.from_reports(reports).to_json()
+    else:
+        raise UsageError(
+            "code is for one machine, and settings of several are JSON",
+            hint=f"autocompile export {shlex.join(reports)} -o tuned.json",
+        )
     if output is None:
         typer.echo(text, nl=False)
     else:
         write(output, text)
         typer.echo(f"wrote {output}" + (f", for {len(named)} machines" if len(named) > 1 else ""))
-
-
-def _together(reports: dict[str, Any], to: str | None) -> str:
-    """The settings of runs of several machines in one text."""
-    from autocompile.commands.runs import demand_same_target
-    from autocompile.settings.tuned import TunedSet
-
-    if to != "json":
-        raise UsageError(
-            "code is for one machine, and settings of several are JSON",
-            hint=f"autocompile export {shlex.join(reports)} -o tuned.json",
-        )
-    demand_same_target(reports)
-    return TunedSet.from_reports(reports).to_json()

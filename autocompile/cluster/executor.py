@@ -21,7 +21,7 @@ from autocompile import __version__
 from autocompile.cluster.wire import Do, Say, ending_of, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.protocol.requests import Kind, ProbeResult, read_request
+from autocompile.protocol.requests import ProbeRequest, ProbeResult, RaceRequest, read_request
 from autocompile.store.files import write_text
 from autocompile.store.record import Outcome, Step
 
@@ -67,12 +67,12 @@ class Task:
 
     @property
     def is_probe(self) -> bool:
-        return bool(self.request["kind"] == Kind.PROBE.value)
+        return bool(self.request["kind"] == ProbeRequest.kind)
 
     @property
     def cell(self) -> tuple[str, int | None] | None:
         """Phase and batch size of a race."""
-        if self.request["kind"] not in (Kind.RACE.value, Kind.EXPORTED.value):
+        if self.request["kind"] != RaceRequest.kind:
             return None
         return self.request["phase"], self.request["batch_size"]
 

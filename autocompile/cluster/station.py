@@ -30,12 +30,11 @@ from autocompile.execute import exclusive
 from autocompile.execute.executor import Ended, Event, Stepped
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
-from autocompile.store.files import hold, is_forgotten, make_folder, write_json
+from autocompile.store.files import make_folder, write_json
 from autocompile.store.record import AT_WORK
 
 _IDLE_S = 60.0
 _PATIENCE_S = 5.0  # to end itself once its stdin has ended
-_PREFIX = "autocompile-station-"
 _SENT_BACK = ("log.txt", AT_WORK)
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "", "TRITON_CACHE_DIR": "triton"}
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -82,10 +81,7 @@ class StationFolder:
     """
 
     def __init__(self, files: Mapping[str, str], place: str) -> None:
-        for old in filter(is_forgotten, Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
-            shutil.rmtree(old, ignore_errors=True)  # of a station that was killed
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-        self._held = hold(self.path)
+        self.path = Path(tempfile.mkdtemp(prefix="autocompile-station-")).resolve()
         self._place, self._files = place, self.path / "files"
         make_folder(self._files)
         for name, content in files.items():
@@ -157,7 +153,6 @@ class StationFolder:
         return json.loads(text)
 
     def remove(self) -> None:
-        os.close(self._held)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _seed(self, cache: Path) -> None:

@@ -35,8 +35,7 @@ from autocompile.protocol.requests import (
 from autocompile.search.jobs import run_job
 from autocompile.search.opening import probe_all
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import SearchSpace
+from autocompile.space.space import Plan, target_spec
 from autocompile.store.record import Outcome, RunFolder
 
 SAMPLE = "autocompile.trial.target.sample:get_model"
@@ -78,16 +77,6 @@ def log_shown() -> Iterator[None]:
         raise TargetError(error.what, *details, *end_of(Path(last.removeprefix("log: ")))) from None
 
 
-def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
-    """Torch and this machine, as a report has them under ``environment``.
-
-    ``device``: None for a GPU, where there is one. ``wait``: until the machine is free.
-    """
-    plan = Plan(SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
-    with bench(plan, 120.0, wait=wait) as jobs:
-        return jobs.probed()["default"].environment
-
-
 def end_of(log: Path) -> list[str]:
     """The last lines of a log, enough for the end of a traceback."""
     return log.read_text("utf-8", "replace").strip().splitlines()[-12:]
@@ -111,10 +100,6 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
 
     The code is beside the settings, as ``NAME.cache``. Returns lines that say what was written and
     what is not in it.
-
-    Raises:
-        ExportError: the settings can no longer be compiled.
-        UsageError: the files cannot be written.
     """
     cache = path.with_suffix(".cache")
     plan = Plan(settings.target, device=settings.fingerprint.get("device"))
@@ -128,26 +113,20 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
                 *end_of(jobs.log),
                 hint="the same command without --with-cache",
             )
-        said = SaveResult.read(ending.payload)
-        told = [f"not in the cache: {why}" for why in said.left_out]
-        if not made.exists():
-            _write(path, settings)
-            return [f"wrote {path}, and no cache: there is nothing to keep", *told]
-        sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
+        saved = SaveResult.read(ending.payload)
+        left_out = [f"not in the cache: {why}" for why in saved.left_out]
         try:
+            if not made.exists():
+                path.write_text(TunedSet((settings,)).to_json(), "utf-8")
+                return [f"wrote {path}, and no cache: there is nothing to keep", *left_out]
+            sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
             shutil.move(made, cache)
+            settings = dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256})
+            path.write_text(TunedSet((settings,)).to_json(), "utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {cache}: {error.strerror}") from error
-    _write(path, dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256}))
+            raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     size = f"{cache.stat().st_size / 2**20:.1f} MiB"
-    return [f"wrote {path} and {cache} ({size}: {said.graphs} graphs)", *told]
-
-
-def _write(path: Path, settings: Tuned) -> None:
-    try:
-        path.write_text(TunedSet((settings,)).to_json(), "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    return [f"wrote {path} and {cache} ({size}: {saved.graphs} graphs)", *left_out]
 
 
 def compare_in_algorithm(
@@ -162,15 +141,15 @@ def compare_in_algorithm(
     with bench(plan, budget_s + timeout_s) as jobs:
         ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
         log = end_of(jobs.log)
-    said = AlgorithmResult.read(ending.payload)
+    result = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
         what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
-        where = [said.where] if said.where else []
-        raise said.error or TargetError(what, *where, *log[-6:])
+        where = [result.where] if result.where else []
+        raise result.error or TargetError(what, *where, *log[-6:])
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
-    found = {name: getattr(said, name) for name in names}
-    made = figures(said.rounds, said.runners)
-    return {"target": plan.target, "figures": made, "notes": _notes(made, said), **found}
+    measured = {name: getattr(result, name) for name in names}
+    gains = figures(result.rounds, result.runners)
+    return {"target": plan.target, "figures": gains, "notes": _notes(gains, result), **measured}
 
 
 def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
@@ -179,12 +158,11 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
     That of a gain counts too how far fresh processes usually are apart; those of a side do not.
 
     Returns:
-        ``steps_per_s``: env steps by seconds of ``train()``; ``sampled_per_s``: by seconds of
-        sampling; ``update_s``: seconds of a gradient update; ``forward_share``: of sampling that is
-        the module's forward. Each of ``untouched`` and ``tuned``, and but for the share ``gain``:
-        how many times faster the tuned side is.
+        ``steps_per_s`` and ``sampled_per_s``: env steps by seconds of ``train()`` and of sampling;
+        ``update_s``; ``forward_share`` of sampling. Each of ``untouched`` and ``tuned``, and but
+        for the share their ``gain``.
     """
-    found = {}
+    estimates = {}
     for name, above, below, factor, more_is_better in (
         ("steps_per_s", "steps", "train_s", 1, True),
         ("sampled_per_s", "steps", "sample_s", runners, True),
@@ -206,8 +184,8 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
         if more_is_better is not None:
             pair = (tuned, plain) if more_is_better else (plain, tuned)
             row["gain"] = _gain(*pair).to_dict()
-        found[name] = row
-    return found
+        estimates[name] = row
+    return estimates
 
 
 def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
@@ -220,17 +198,17 @@ def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
     )
 
 
-def _notes(made: Mapping[str, Any], said: AlgorithmResult) -> list[str]:
+def _notes(estimates: Mapping[str, Any], result: AlgorithmResult) -> list[str]:
     notes = []
-    if share := made.get("forward_share"):
+    if share := estimates.get("forward_share"):
         most = 1 / max(1 - share["untouched"]["value"], 1e-3)
         notes.append(f"were the forward free, sampling would be {most:.2f} times as fast")
-    if len(said.rounds) < _FEW_ROUNDS:
+    if len(result.rounds) < _FEW_ROUNDS:
         notes.append(
-            f"{len(said.rounds)} iterations of each are too few for a 95 % interval: the range "
+            f"{len(result.rounds)} iterations of each are too few for a 95 % interval: the range "
             "of the values stands in its place (a longer --budget helps)"
         )
-    for runner in said.active["env_runners"][:1]:
+    for runner in result.active["env_runners"][:1]:
         if runner.get("measured_elsewhere"):
             notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
     return notes

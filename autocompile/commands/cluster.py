@@ -18,13 +18,12 @@ from typing import Any
 from autocompile import api
 from autocompile.cluster.executor import ClusterExecutor, Interrupts
 from autocompile.cluster.links import CPU, connected, places_of, side_by_side
-from autocompile.errors import UsageError
 from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress
 from autocompile.report.table import write_table
 from autocompile.result import Result
-from autocompile.space.plan import target_spec
+from autocompile.space.space import target_spec
 from autocompile.store import runs
 from autocompile.store.sources import sources_of
 
@@ -36,11 +35,6 @@ class OnCluster:
     folder: Path
     results: Mapping[str, Result]
     errors: Mapping[str, BaseException]
-
-    @property
-    def runs(self) -> dict[str, Path]:
-        """The run's folder of each type that has a result."""
-        return {kind: self.folder / kind for kind in self.results}
 
     @property
     def interrupted(self) -> bool:
@@ -65,28 +59,15 @@ def tune_all(
     """Tune a target on a Ray cluster: a whole run for each accelerator type, and a table of all.
 
     Types on different machines are tuned at once, others one after another. Ctrl-C ends them all,
-    and what is known is reported.
+    and what is known is reported. Arguments are those of :func:`autocompile.tune`, but for these:
 
     Args:
-        target: as :func:`autocompile.tune` takes it; not a live model.
         ray: the cluster's address; ``auto``: the one that this machine is part of.
         accelerators: types as Ray names them, and ``cpu``; None: all that the cluster has.
-        run_dir: holds a run's folder for each type; None: a new one under ``./runs``.
-        resume: go on with ``run_dir``, or the last such folder of this target.
+        run_dir: holds a run's folder for each type.
         device: None: ``cpu`` for the type ``cpu``, else a GPU.
-        jobs, isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
-        options: others of :func:`autocompile.tune`.
-
-    Raises:
-        UsageError, TargetError: the request, the cluster or the target is invalid.
-        RunError: there is nothing to resume.
     """
-    if options.get("pythons"):
-        raise UsageError(
-            "--python names interpreters of this machine, not of a cluster's",
-            hint="the same command without --python, or without --ray",
-        )
     spec = target_spec(target)
     files, place, sent = shipment_of(spec)
     limits = {"isolation": isolation, "memory_limit_bytes": memory_limit_bytes}
@@ -121,18 +102,18 @@ def tune_all(
             _run_all([functools.partial(work, kind) for kind in kinds], interrupts)
             if interrupts.count:
                 break
-    found = OnCluster(folder, results, errors)
+    outcome = OnCluster(folder, results, errors)
     if results:
-        write_table(folder, found.runs)
+        write_table(folder, {kind: result.report for kind, result in results.items()})
     with contextlib.suppress(OSError):
         folder.rmdir()  # nothing has begun
-    return found
+    return outcome
 
 
 def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
     if run_dir is not None:
         return Path(run_dir)
-    return runs.latest_on_cluster(spec) if resume else runs.new_folder(spec).path
+    return runs.latest_of(spec, runs.ON_CLUSTER).parent if resume else runs.new_folder(spec).path
 
 
 def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None:
@@ -173,9 +154,9 @@ def shipment_of(spec: str) -> tuple[dict[str, str], str, str]:
     Returns them, base64 by their path under a folder of this machine, that folder, and the target
     as jobs are to name it. An installed module ships nothing.
     """
-    here, found = Path.cwd(), sources_of(spec)
-    if found is None:
+    here, sources = Path.cwd(), sources_of(spec)
+    if sources is None:
         return {}, str(here), spec
-    files = {path: base64.b64encode(data).decode() for path, data in found.files.items()}
-    is_inside = found.place == here and not os.path.isabs(spec) and ".." not in spec
-    return files, str(found.place), spec if is_inside else f"{found.file}{found.name}"
+    files = {path: base64.b64encode(data).decode() for path, data in sources.files.items()}
+    is_inside = sources.place == here and not os.path.isabs(spec) and ".." not in spec
+    return files, str(sources.place), spec if is_inside else f"{sources.file}{sources.name}"

@@ -10,8 +10,15 @@ from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.phases import phase_of
-from autocompile.space.plan import Plan, asked_for, environments, target_spec
-from autocompile.space.space import SearchSpace, Space, spaces_of
+from autocompile.space.space import (
+    Plan,
+    SearchSpace,
+    Space,
+    asked_for,
+    environments,
+    spaces_of,
+    target_spec,
+)
 from autocompile.store import runs
 
 _LIMITS = TimingLimits(half_width=0.05)
@@ -33,17 +40,17 @@ def check(
     spec = target_spec(target)
     plan = Plan(spec, phases=phases, space=space, device=device, tolerance=tolerance)
     with bench(plan, timeout_s) as jobs:
-        found = jobs.probed()["default"]
+        probe = jobs.probed()["default"]
         rows = {}
-        for phase in found.target["phases"]:
+        for phase in probe.target["phases"]:
             size = batch_size if phase_of(phase).has_batch_size else None
-            size = found.target.get("fixed_batch_size", size)
+            size = probe.target.get("fixed_batch_size", size)
             rows[phase] = _tried(jobs, Setting(DEFAULT_INDUCTOR, size, phase))
-    target_found = {"spec": plan.target, **found.target}
+    target_fields = {"spec": plan.target, **probe.target}
     asked = {"phases": phases, "device": device, "tolerance": tolerance, "timeout_s": timeout_s}
     return {
-        "target": target_found,
-        "environment": found.environment,
+        "target": target_fields,
+        "environment": probe.environment,
         "phases": rows,
         "next": runs.tuning(plan.target, asked),
     }
@@ -54,12 +61,12 @@ def doctor(backend: str | None, device: str | None, wait: bool = True) -> dict[s
     names = None if backend is None else (backend,)
     plan = Plan(SAMPLE, space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0, wait=wait) as jobs:
-        found = jobs.probed()["default"]
+        probe = jobs.probed()["default"]
         rows = {
-            name: _examined(name, reason, found, jobs) for name, reason in found.backends.items()
+            name: _examined(name, reason, probe, jobs) for name, reason in probe.backends.items()
         }
-    environment = {**found.environment, "toolchain_s": found.toolchain_s}
-    return {"environment": environment, "backends": rows, "known": found.all_backends}
+    environment = {**probe.environment, "toolchain_s": probe.toolchain_s}
+    return {"environment": environment, "backends": rows, "known": probe.all_backends}
 
 
 def _examined(name: str, reason: str, offered: ProbeResult, jobs: Bench) -> dict[str, Any]:
@@ -96,12 +103,12 @@ def _tries(name: str, offered: ProbeResult) -> dict[str, CompileConfig | str]:
             mode: CompileConfig(name, mode) if equal == mode else equal
             for mode, equal in offered.modes.items()
         }
-    found: dict[str, CompileConfig | str] = {"default": CompileConfig(name)}
+    configs: dict[str, CompileConfig | str] = {"default": CompileConfig(name)}
     for variant in BACKENDS[name].variants if name in BACKENDS else ():
         if variant.device in (None, offered.environment["device"].split(":")[0]):
             label = " ".join(f"{key}={value}" for key, value in variant.options.items())
-            found[label] = CompileConfig(name, options=tuple(variant.options.items()))
-    return found
+            configs[label] = CompileConfig(name, options=tuple(variant.options.items()))
+    return configs
 
 
 def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
@@ -115,18 +122,14 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
     )
     record = to_record(0, setting, ending)
     speedup = record.measurement.speedup.to_dict() if record.ok and record.measurement else None
+    names = ("message", "compile_s", "graphs", "graph_breaks", "recompiles", "where")
     return {
         "outcome": record.outcome.value,
         "step": record.step.value,
-        "message": record.message,
         "speedup": speedup,
-        "compile_s": record.compile_s,
-        "graphs": record.graphs,
-        "graph_breaks": record.graph_breaks,
-        "recompiles": record.recompiles,
+        **{name: getattr(record, name) for name in names},
         "break_reasons": record.detail.get("break_reasons", []),
         "skip_reasons": record.detail.get("skip_reasons", []),
-        "where": record.where,
         "notes": list(record.notes),
         "log_tail": "" if record.ok else jobs.log.read_text("utf-8", "replace")[-4000:],
     }
@@ -142,10 +145,10 @@ def preview(
     plan = Plan(target_spec(target), **asked_for(**asked, pythons=environments(pythons)))
     with bench(plan, timeout_s) as trying:
         every = trying.probed()
-    found = every["default"]
+    probe = every["default"]
     return {
-        "target": {"spec": plan.target, **found.target},
-        "environment": found.environment,
+        "target": {"spec": plan.target, **probe.target},
+        "environment": probe.environment,
         "phases": {name: _row(space) for name, space in spaces_of(plan, every).items()},
     }
 
@@ -153,7 +156,6 @@ def preview(
 def _row(space: Space) -> dict[str, Any]:
     listed = set(space.settings)
     return {
-        "raw": space.raw,
         "settings": [
             {
                 "config": s.config.to_dict(),

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.commands.bench import log_shown, machine_here
+from autocompile.commands.bench import SAMPLE, bench, log_shown
 from autocompile.estimate.candidates import ONE
 from autocompile.progress import Progress
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.space.space import Plan, SearchSpace
 from autocompile.store.record import Outcome
 from autocompile.store.report import PhaseResult
 
@@ -44,60 +45,25 @@ class Check:
     recompiles: int | None = None
     compile_s: float | None = None
 
-    @property
-    def is_open(self) -> bool:
-        return self.verdict == "open"
-
-    @property
-    def where(self) -> str:
-        """Phase and batch size, in words."""
-        return self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
-
     def unmet(self, required: Mapping[str, float]) -> list[str]:
         """What does not come up to what is required, a sentence each.
 
         Of a speed-up the lower end of its interval counts, and none is asked where it is open.
         """
+        where = self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
+        low = self.speedup["low"] if self.speedup else 0.0
         seen = {
-            "speedup": None if self.is_open else self.speedup["low"] if self.speedup else 0.0,
+            "speedup": None if self.verdict == "open" else low,
             "max-graphs": self.graphs,
             "max-recompiles": self.recompiles,
             "max-compile-time": self.compile_s,
         }
         return [
-            f"{self.where}: {name} is {value:.4g}, and {bound:g} is required"
+            f"{where}: {name} is {value:.4g}, and {bound:g} is required"
             for name, bound in required.items()
             if (value := seen[name]) is not None
             and (value < bound if name == "speedup" else value > bound)
         ]
-
-    def faults(self, required: Mapping[str, float]) -> list[str]:
-        """Why ``verify`` fails for it, a sentence each; empty where it passes."""
-        is_good = self.verdict in ("fastest", "open")
-        return [f"{self.verdict}: {self.message}"] * (not is_good) + self.unmet(required)
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What became of all choices."""
-
-    checks: list[Check]
-    required: Mapping[str, float]  # of each, as for Check.unmet
-    environment: Mapping[str, Any]  # torch and the machine here
-    differences: list[str]  # where they are not those of the settings
-    interrupted: bool
-
-    @property
-    def is_good(self) -> bool:
-        return not any(one.faults(self.required) for one in self.checks)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "checks": [asdict(one) for one in self.checks],
-            "unmet": [text for one in self.checks for text in one.unmet(self.required)],
-            "environment": dict(self.environment),
-            "differences": self.differences,
-        }
 
 
 def verify(
@@ -111,11 +77,15 @@ def verify(
     timeout_s: float = 300.0,
     wait: bool = False,
     pythons: tuple[str, ...] = (),
-) -> Verified:
+) -> dict[str, Any]:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
     Of several machines' settings, those that fit this one. Without a target or a device, those that
     they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``.
+
+    Returns:
+        ``checks``: a row for each setting. ``unmet``: a sentence for each requirement that is not
+        met. ``is_good``: all are met, and each setting is right and the fastest, or open.
     """
     entry = entry_here(settings, device, wait)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
@@ -130,15 +100,26 @@ def verify(
             run_dir=Path(folder) / "run",
             progress=progress,
         )
-    here = result.environment
     checks = check(entry, result)
-    return Verified(checks, required, here, entry.differences(here), result.interrupted)
+    unmet = [text for one in checks for text in one.unmet(required)]
+    return {
+        "checks": [asdict(one) for one in checks],
+        "unmet": unmet,
+        "is_good": not unmet and all(one.verdict in ("fastest", "open") for one in checks),
+        "interrupted": result.interrupted,
+        "environment": dict(result.environment),
+        "differences": entry.differences(result.environment),
+    }
 
 
 def entry_here(settings: TunedSet, device: str | None = None, wait: bool = True) -> Tuned:
     """The settings that fit this machine, which is looked at only where there are several."""
     (entry, *others) = settings.entries
-    return settings.fitting(machine_here(device, wait)) if others else entry
+    if not others:
+        return entry
+    plan = Plan(SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
+    with bench(plan, 120.0, wait=wait) as jobs:
+        return settings.fitting(jobs.probed()["default"].environment)
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:
@@ -154,10 +135,10 @@ def check(settings: Tuned, result: Result) -> list[Check]:
 _UNDECIDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)  # they say nothing about a setting
 
 
-def _check(phase: str, choice: Choice, found: PhaseResult) -> Check:
+def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:
     config, size = choice.config, choice.batch_size
     base = Check(phase, size, config.label(), "open", was=choice.speedup)
-    searched = [t for t in found.searched if t.batch_size == size and t.outcome not in _UNDECIDED]
+    searched = [t for t in result.searched if t.batch_size == size and t.outcome not in _UNDECIDED]
     by_config = {CompileConfig.from_dict(t.config): t for t in searched}
     for one in (config, EAGER):  # without eager mode nothing is compared
         if (failed := by_config.get(one)) and not failed.ok:
@@ -176,10 +157,10 @@ def _check(phase: str, choice: Choice, found: PhaseResult) -> Check:
         recompiles=trial.recompiles,
         compile_s=trial.compile_s,
     )
-    row = next((row for row in found.sizes if row.batch_size == size), None)
+    row = next((row for row in result.sizes if row.batch_size == size), None)
     if row is None:
         return replace(base, message="it was not confirmed")
-    winner = next(t for t in found.trials if t.number == row.number)
+    winner = next(t for t in result.trials if t.number == row.number)
     best = CompileConfig.from_dict(winner.config) if row.is_faster else EAGER
     if best == config or (row.is_faster and winner.duplicate_of == trial.number):
         gain = ONE if is_eager else row.speedup

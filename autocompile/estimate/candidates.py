@@ -43,8 +43,8 @@ class Candidate:
     same_code: tuple[int, ...] = ()  # numbers of the other trials with the same code
     warm_compile_s: float | None = None  # on a warm cache; None before a race
     slow_sets: int = 0  # left out because the machine was slower
-    # (log speed-up, seconds of a call) of every set, also those left out.
-    processes: tuple[tuple[float, float], ...] = ()
+    # Seconds of a call in every set, also those left out.
+    processes: tuple[float, ...] = ()
 
     @property
     def sets(self) -> int:
@@ -125,14 +125,11 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     for r in again:
         if r.measurement is None:
             continue
-        over = eager.over_own(r, r.measurement)
-        log = math.log(with_refreshes(over, record, eager.of_process(r)))
-        processes.append((log, whole_call_s(r.measurement, record)))
-        # Older versions repeated each setting in its own process, without sets.
-        number = -1 - r.number if r.race is None else r.race
-        if number not in slow:
-            logs[number] = log
-            blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
+        processes.append(whole_call_s(r.measurement, record))
+        if r.race is not None and r.race not in slow:
+            over = eager.over_default(r, r.measurement)
+            logs[r.race] = math.log(with_refreshes(over, record, eager.of_process(r)))
+            blocks[r.race] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     speedup = _of_search(record, eager)
     searched = math.log(speedup.value)
     if record.config.is_baseline:
@@ -186,7 +183,7 @@ def _of_search(record: Record, eager: _Eager) -> Interval:
     """
     assert record.measurement is not None
     inside, outside = record.measurement.speedup, over_sets([0.0])
-    over = eager.over_own(record, record.measurement)
+    over = eager.over_default(record, record.measurement)
     own_s, usual_s = eager.of_process(record), eager.seconds(record)
     value = with_refreshes(over, record, own_s)
     most = with_refreshes(over * usual_s / own_s, record, usual_s)
@@ -217,16 +214,12 @@ def of_sets(logs: list[float], searched: float) -> Interval:
 
 
 class _Eager:
-    """Seconds of eager calls, over all processes and of each race, by environment and batch size.
-
-    Args:
-        working: those that are duplicates have the measurement of another record.
-    """
+    """Seconds of eager calls, of all processes and of each race, by environment and batch size."""
 
     def __init__(self, working: Iterable[Record]) -> None:
         self._times: dict[tuple[str, int | None, int | None], list[float]] = defaultdict(list)
         for r in working:
-            if r.duplicate_of is None and r.measurement is not None:
+            if r.duplicate_of is None and r.measurement is not None:  # others have another's
                 for race in {r.race, None}:
                     key = r.config.environment, r.batch_size, race
                     self._times[key].append(r.measurement.eager_call_s)
@@ -245,7 +238,7 @@ class _Eager:
             return self.seconds(record)
         return record.measurement.eager_call_s
 
-    def over_own(self, record: Record, measured: Measurement) -> float:
+    def over_default(self, record: Record, measured: Measurement) -> float:
         """The record's speed-up over eager mode of the default environment.
 
         For another environment, scaled by the eager times of both, of the same set if possible.

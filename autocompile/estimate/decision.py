@@ -10,16 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import stdev
 
-from autocompile.estimate.candidates import (
-    ONE,
-    Candidate,
-    Limits,
-    candidates,
-    of_sets,
-    whole_call_s,
-)
+from autocompile.estimate.candidates import ONE, Candidate, Limits, candidates, of_sets
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
@@ -31,14 +23,13 @@ ZONE = 0.02
 SETS = (3, 6)
 """Minimum and maximum number of sets of fresh processes for a finalist."""
 _MOST = 4  # finalists of one batch size, besides eager and the default
-_LESS_BY_FAR = 2.0  # how much less seconds vary than ratios: independent sides give 0.7
 
 
 def compare(first: Candidate, second: Candidate) -> Interval:
     """How many times faster ``first`` is than ``second``.
 
     Uses blocks of the same rounds if one process ran both, else the speed-ups over eager in common
-    sets, else estimates from different processes.
+    sets, else those of different processes, in which a slow host cancels.
     """
     if first is second:
         return ONE
@@ -48,7 +39,7 @@ def compare(first: Candidate, second: Candidate) -> Interval:
         return ratio(ONE, second.speedup)
     logs = [_in_set(first, second, number) for number in first.logs.keys() & second.logs.keys()]
     if not logs:
-        return _apart(first, second)
+        return ratio(first.speedup, second.speedup)
     if min(first.sets, second.sets) > 1:
         return over_sets(logs)
     return of_sets(logs, first.searched - second.searched)
@@ -60,27 +51,6 @@ def _in_set(first: Candidate, second: Candidate, number: int) -> float:
     if has_refreshes or not ours or not theirs or ours[0] != theirs[0]:
         return first.logs[number] - second.logs[number]
     return median([math.log(b / a) for a, b in zip(ours[1], theirs[1], strict=False)])
-
-
-def _apart(first: Candidate, second: Candidate) -> Interval:
-    """``compare`` for different processes, by speed-ups, in which a slow host cancels.
-
-    Uses seconds of a call instead if those vary far less, because only eager mode varies: on a GPU
-    it waits for the CPU, and a replayed graph does not.
-    """
-    raced = max(first.processes, second.processes, key=len)
-    if len(raced) > 1:
-        logs, seconds = zip(*raced, strict=True)
-        if _LESS_BY_FAR * stdev(map(math.log, seconds)) < stdev(logs):
-            return ratio(_calls_per_s(first), _calls_per_s(second))
-    return ratio(first.speedup, second.speedup)
-
-
-def _calls_per_s(c: Candidate) -> Interval:
-    """Calls per second, over all race processes, or in the search's one."""
-    assert c.record.measurement is not None
-    seconds = [s for _, s in c.processes] or [whole_call_s(c.record.measurement, c.record)]
-    return over_sets([-math.log(s) for s in seconds])
 
 
 @dataclass(frozen=True)
@@ -104,7 +74,8 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     """The best candidate of one batch size; None if eager mode was not measured.
 
     Raced settings precede those only searched, since the best of many single figures is biased
-    upwards. The best must beat eager by more than 1 % and with its whole interval.
+    upwards. The best must beat eager with the whole interval that a user reads, which counts that
+    runs are apart: a gain of less than 3 % is none.
     """
     eager = next((c for c in found if c.record.config.is_baseline), None)
     if eager is None:
@@ -112,7 +83,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
     rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
-    faster = [c for c in raced or rivals if c.speedup.low > 1 and c.speedup.value > 1 + SAME]
+    faster = [c for c in raced or rivals if c.reported.low > 1]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
     cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
     ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))
@@ -163,8 +134,9 @@ def _first(searched: Sequence[Candidate]) -> list[Candidate]:
     alive = [c for c in searched if not is_out(c, leader)]
     chosen = [c for c in alive if c.speedup.high > 1][:_MOST]
     # Without its fastest part, noise of the search could choose a feature that does nothing.
-    own = leader.record.config.features
-    return chosen + [c for c in alive if c not in chosen and c.record.config.features < own][:1]
+    features = leader.record.config.features
+    parts = [c for c in alive if c not in chosen and c.record.config.features < features]
+    return chosen + parts[:1]
 
 
 def _going_on(decision: Decision, raced: Sequence[Candidate]) -> list[Candidate]:

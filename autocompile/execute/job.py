@@ -66,22 +66,17 @@ class JobFactory:
         fresh: bool = False,
         alone: bool = False,
         environment: str = "default",
-        goes_on_from: int | None = None,
     ) -> Job:
         """Write ``request.json`` and prepare the compiler's cache.
 
         It is empty but for the probe of the machine's vector instructions, so that compile time is
-        that of a first compile. With ``alone`` no other trial runs beside it. ``goes_on_from``
-        names a trial that was cut off, whose cache it takes over.
+        that of a first compile. With ``alone`` no other trial runs beside it.
         """
         path, cache = self.folder.trial(request.number), self.cache_of(request.number)
         make_folder(path)
         self._demand_space()
         write_json(path / "request.json", request.to_dict())
-        if goes_on_from is not None and self.has_cache(goes_on_from):
-            self.cache_of(goes_on_from).rename(cache)
-        else:
-            self._seed(cache, self._toolchain(environment))
+        self._seed(cache, self._toolchain(environment))
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
         return Job(
             request.number,

@@ -144,29 +144,14 @@ def use_line(report: Report, run: str = "last") -> str:
     return one + writes * any(c.config and uses_apply(report, c.config) for c in faster)
 
 
-def to_paste(report: Report, in_a_line: bool = False) -> dict[str, str]:
-    """The code of each phase whose setting changes something, where there is any.
-
-    ``in_a_line``: for a table: what plain torch has no words for stands in a comment. Otherwise
-    whole lines with their imports.
-    """
+def to_paste(report: Report) -> dict[str, str]:
+    """The code of each phase whose setting changes something, in one line for a table."""
     try:
         found = choices(report)
     except AutocompileError:  # there is no result, or a setting is of a newer version
         return {}
-    form = code_line if in_a_line else _whole_lines
-    codes = {name: form(report, choice) for name, choice in found.items() if choice.config}
-    return {name: code for name, code in codes.items() if code}
-
-
-def _whole_lines(report: Report, choice: Choice) -> str:
-    if is_rl(report) and phase_of(choice.phase).in_rllib:
-        return "\n".join((file_note(report), *IN_RLLIB))
-    try:
-        having_form(report)
-    except ExportError:
-        return ""
-    return code_of(report, choice)
+    lines = {name: code_line(report, choice) for name, choice in found.items() if choice.config}
+    return {name: line for name, line in lines.items() if line}
 
 
 def code_line(report: Report, choice: Choice) -> str:

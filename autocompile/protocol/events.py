@@ -1,4 +1,4 @@
-"""What a trial says while it runs: one JSON line an event, versioned, signed with a nonce, capped.
+"""What a trial says while it runs: one JSON line an event, signed with a nonce, capped.
 
 Nothing that arrives is ever unpickled or evaluated. Only the standard library may be imported: the
 supervisor, which imports neither torch nor numpy, speaks it too.
@@ -10,7 +10,6 @@ import json
 from enum import Enum
 from typing import Any
 
-_VERSION = 1
 _LONGEST_LINE = 8 * 2**20
 
 
@@ -36,7 +35,7 @@ class ChannelError(Exception):
 
 def encode(nonce: str, event: EventName, **fields: Any) -> str:
     """One event as a line."""
-    message = {"v": _VERSION, "nonce": nonce, "event": event.value, **fields}
+    message = {"nonce": nonce, "event": event.value, **fields}
     return json.dumps(message, default=_as_json) + "\n"
 
 
@@ -54,12 +53,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[EventName, dict[str, Any]]]:
-        """The events completed by these bytes.
-
-        Raises:
-            ChannelError: a line is too long, no JSON object, of another version, with the wrong
-                nonce, or about no known event.
-        """
+        """The events completed by these bytes; a ChannelError if a line is too long or no event."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if max(map(len, (*lines, self._rest))) > _LONGEST_LINE:
             raise ChannelError(f"a line of more than {_LONGEST_LINE} bytes")
@@ -70,9 +64,7 @@ class LineReader:
             message = json.loads(line)
         except (ValueError, RecursionError):
             raise ChannelError(f"no JSON: {line[:60]!r}") from None
-        if not isinstance(message, dict) or message.pop("v", None) != _VERSION:
-            raise ChannelError(f"not a message of version {_VERSION}: {line[:60]!r}")
-        if message.pop("nonce", None) != self._nonce:
+        if not isinstance(message, dict) or message.pop("nonce", None) != self._nonce:
             raise ChannelError("a message with the wrong nonce")
         try:
             return EventName(message.pop("event", None)), message

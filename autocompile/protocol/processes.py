@@ -45,11 +45,11 @@ def keep_others_from_writing() -> None:
 
 def parents() -> dict[int, int]:
     """The parent of every process, zombies included. Not every kernel lists children."""
-    found = {}
+    parent_of = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            found[int(pid)] = int(file.read().rpartition(b")")[2].split(None, 2)[1])
-    return found
+            parent_of[int(pid)] = int(file.read().rpartition(b")")[2].split(None, 2)[1])
+    return parent_of
 
 
 def children(parent: int) -> list[int]:
@@ -65,10 +65,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def end_descendants() -> None:
-    """Kill and reap everything below this process, which adopts orphans: one level after another.
-
-    Without children it has no descendants.
-    """
+    """Kill and reap all that is below this process, which adopts orphans: level by level."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         kill(children(os.getpid()))

@@ -9,31 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from autocompile.errors import AutocompileError, RunError, TargetError, UsageError
+from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.store.reading import demand_schema, known, of_fields, plain
-from autocompile.store.record import Outcome, Record, Step
-
-SCHEMA = 1
-"""Version of a request. 1: the first; it is not in the requests of older versions."""
-
-T = TypeVar("T", bound="TaskResult")
-
-
-class Kind(str, Enum):
-    """The kinds of requests, as the file names them."""
-
-    TRIAL = "trial"
-    RACE = "race"
-    EXPORTED = "exported"
-    PROBE = "probe"
-    SAVE = "save"
-    IN_ALGORITHM = "in_algorithm"
+from autocompile.store.reading import of_fields, plain
+from autocompile.store.record import Record, TaskResult
 
 
 @dataclass(frozen=True)
@@ -81,35 +64,33 @@ class Side:
 class Request:
     """What every request holds."""
 
+    kind: ClassVar[str]  # as the file names it
     header: Header
     number: int = -1  # of the job; -1 for the probe
 
-    @property
-    def kind(self) -> Kind:
-        return next(kind for kind, made in _CLASSES.items() if made is type(self))
-
     def to_dict(self) -> dict[str, Any]:
-        own = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-        return {"schema": SCHEMA, "kind": self.kind.value, **own.pop("header"), **own}
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {"kind": self.kind, **values.pop("header"), **values}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest(Request):
     """Verify one setting and time it against eager mode."""
 
+    kind = "trial"
     phase: str
     config: CompileConfig
     batch_size: int | None = None
     limits: TimingLimits = TimingLimits()
     calls_per_update: int | None = None
-    known_codes: Mapping[str, int] = field(default_factory=dict)  # code to trial that measured it
     compile_threads: int = 1  # of Inductor
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceRequest(Request):
-    """Verify settings and time them side by side."""
+    """Verify settings, or exported code, and time them side by side."""
 
+    kind = "race"
     phase: str
     sides: tuple[Side, ...]
     batch_size: int | None = None
@@ -120,15 +101,12 @@ class RaceRequest(Request):
     compile_threads: int = 1  # of Inductor
     calls_per_update: int | None = None
 
-    @property
-    def kind(self) -> Kind:
-        return Kind.EXPORTED if any(side.exported for side in self.sides) else Kind.RACE
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest(Request):
     """Look at machine, torch and target."""
 
+    kind = "probe"
     phases: tuple[str, ...] | None = None  # run once in eager mode; None: the target's usual ones
     batch_size: int
     backends: tuple[str, ...] | None = None  # to look for; None: the default ones
@@ -139,6 +117,7 @@ class ProbeRequest(Request):
 class SaveRequest(Request):
     """Compile settings as a user's process does, and keep what torch made in a file."""
 
+    kind = "save"
     settings: Tuned
     file: str
 
@@ -147,17 +126,14 @@ class SaveRequest(Request):
 class AlgorithmRequest(Request):
     """Run the target's RLlib algorithm with and without settings, for so many seconds."""
 
+    kind = "in_algorithm"
     tuned: TunedSet
     budget_s: float
 
 
-_CLASSES: Mapping[Kind, type[Request]] = {
-    Kind.TRIAL: TrialRequest,
-    Kind.RACE: RaceRequest,
-    Kind.EXPORTED: RaceRequest,
-    Kind.PROBE: ProbeRequest,
-    Kind.SAVE: SaveRequest,
-    Kind.IN_ALGORITHM: AlgorithmRequest,
+_CLASSES: Mapping[str, type[Request]] = {
+    one.kind: one
+    for one in (TrialRequest, RaceRequest, ProbeRequest, SaveRequest, AlgorithmRequest)
 }
 
 
@@ -165,61 +141,17 @@ def read_request(folder: Path) -> Request:
     """What the folder of a trial asks for."""
     path = folder / "request.json"
     try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return request_of(json.loads(path.read_text("utf-8")))
+    except (AutocompileError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
-    return parse_request(data, path)
 
 
-def parse_request(data: Any, where: object) -> Request:
-    """The request that JSON holds, of any version up to this one.
-
-    Raises:
-        RunError: of a newer schema, of an unknown kind, with an unknown key, or damaged.
-    """
-    demand_schema(where, {"schema": SCHEMA, **data} if isinstance(data, dict) else data, SCHEMA)
-    own = {name: value for name, value in data.items() if name not in ("schema", "kind")}
-    own["header"] = {f.name: own.pop(f.name) for f in fields(Header) if f.name in own}
-    try:
-        request: Request = of_fields(_CLASSES[Kind(data.get("kind"))], own)
-    except UsageError as error:
-        raise RunError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{where} is damaged or of another version: {error}") from None
+def request_of(data: Mapping[str, Any]) -> Request:
+    """The request that JSON holds."""
+    given = dict(data)
+    header = {f.name: given.pop(f.name) for f in fields(Header) if f.name in given}
+    request: Request = of_fields(_CLASSES[given.pop("kind")], {**given, "header": header})
     return request
-
-
-@dataclass(kw_only=True)
-class TaskResult:
-    """What every task may send; the fields are explained in the record."""
-
-    outcome: Outcome = Outcome.INTERRUPTED
-    step: Step = Step.IMPORT
-    message: str = ""
-    where: str | None = None
-    explained: Mapping[str, Any] | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def error(self) -> TargetError | None:
-        """The error that the process has explained; None if it has not."""
-        if not self.explained or not {"what", "details", "hint"} <= self.explained.keys():
-            return None
-        said = self.explained
-        return TargetError(said["what"], *said["details"], hint=said["hint"])
-
-    @classmethod
-    def read(cls: type[T], payload: Mapping[str, Any]) -> T:
-        """What a child has sent; keys of other versions are passed over.
-
-        Raises:
-            RunError: it makes no sense.
-        """
-        try:
-            result: T = of_fields(cls, known(cls, payload))
-        except (AutocompileError, TypeError, ValueError) as error:
-            raise RunError(f"the result of a process makes no sense: {error}") from None
-        return result
 
 
 @dataclass(kw_only=True)

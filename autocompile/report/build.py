@@ -17,7 +17,7 @@ from autocompile.estimate.candidates import (
     with_refreshes,
 )
 from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide_all
-from autocompile.estimate.intervals import Interval, median, over_sets, ratio
+from autocompile.estimate.intervals import Interval, over_sets, ratio
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -53,11 +53,6 @@ _OF_THE_BEST = (
     *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
     *("calls_per_update", "weights_live"),
 )
-_FAULT_S = 0.5e-6  # a page of 4 KiB costs at least that: the kernel clears it
-_MATTERS = 0.05  # of a call
-# glibc accepts no higher threshold for blocks of their own, and setting one alone fixes the other.
-_KEEP = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
-_RECURRENT = "RNN, GRU, or LSTM"  # torch's words
 
 
 def build_report(
@@ -150,15 +145,14 @@ def _phase(
     if any(r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain):
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
-    notes = [*_notes(every, allowed, space, [r for r in stopped if r.role == "search"])]
-    notes += obstacles(records, device)
+    notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
     return PhaseResult(
         verdict=verdict,
         role=phase_of(name).role,
         reason=reason,
         confidence=sure,
         explanation=tuple(why(best, verdict, every, device)),
-        best=_best(best, here, records, exported) if best else None,
+        best=_best(best, here, exported) if best else None,
         ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
         by_batch_size=tuple(
             _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster
@@ -215,8 +209,6 @@ def _verdict(
         return "keep_eager", "the run ended before any other setting was tried"
     if not others:
         return "keep_eager", _why_nothing(every, records, space)
-    if all(c.slows_eager for c in others):
-        return "keep_eager", "beside every setting that works eager runs slower than alone"
     return "keep_eager", f"nothing {nothing_better}"
 
 
@@ -279,20 +271,21 @@ def _why_nothing(
     if not failed:
         unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())
         return f"no setting other than eager was measured{f' ({unusable})' if unusable else ''}"
-    said = "every setting other than eager failed"
+    what = "every setting other than eager failed"
     if any(r.ok for r in others):
-        said = "every setting that worked in the search failed when it was raced"
+        what = "every setting that worked in the search failed when it was raced"
         failed = [r for r in failed if r.repeats is not None]
     kinds = Counter(r.outcome.value for r in failed).most_common()
-    return f"{said}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
+    return f"{what}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
 
 
 def _notes(
     every: Sequence[Candidate],
     allowed: Sequence[Candidate],
     space: Mapping[str, Any],
-    stopped: Sequence[Record],
+    records: Sequence[Record],
 ) -> Iterator[str]:
+    stopped = [r for r in records if r.role == "search" and r.outcome is Outcome.INTERRUPTED]
     if stopped:
         what = f"{show.many(len(stopped), 'trial')} {'was' if len(stopped) == 1 else 'were'}"
         yield f"{what} stopped before the end: --resume tries again"
@@ -303,47 +296,11 @@ def _notes(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    for c in allowed:
-        if c.slows_eager and c.speedup.low > 1:
-            yield (
-                f"trial {c.record.number}: eager runs slower beside it than alone, so its speed-up "
-                f"of {show.speedup(c.speedup)} is not real; it is not recommended"
-            )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
-    yield from advice([c.record for c in every])
     # What every trial says is said once.
     if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
         yield from sorted(set.intersection(*said))
-
-
-def advice(records: Sequence[Record]) -> Iterator[str]:
-    """Sentences on memory that calls take anew, and on layers that Dynamo may take."""
-    known = []  # page faults of an eager call, which is the same code in each process, and its time
-    for r in records:
-        match r.page_faults:
-            case [int(first), *_] if r.duplicate_of is None and r.measurement:
-                known.append((first, r.measurement.eager_call_s))
-    if hit := [faults for faults, call_s in known if faults * _FAULT_S > _MATTERS * call_s]:
-        what = (
-            f"in {len(hit)} of {len(known)} processes each eager call gets new memory from the "
-            f"kernel ({median(hit):.0f} page faults)"
-        )
-        if len(hit) == len(known):  # the blocks may be too large to be kept at all
-            told = "an allocator that keeps large blocks, such as jemalloc, may save that time"
-            yield f"{what}: {told}"
-        else:  # by chance: what lies at the end of the heap
-            told = "this varies by chance and changes the time of a call more than settings do"
-            yield f"{what}; {told}. To prevent it, set {_KEEP} (glibc), when tuning and later"
-    for r in records:
-        reasons = (*r.detail.get("break_reasons", ()), *r.detail.get("skip_reasons", ()))
-        if any(_RECURRENT in text for text in (r.message, *reasons)):
-            yield (
-                f"Dynamo leaves nn.RNN, nn.GRU and nn.LSTM to eager mode (trial {r.number}). "
-                "torch._dynamo.config.allow_rnn = True lets it compile them, which torch calls "
-                "experimental: set it in the target's file and in your program, and tune again"
-            )
-            return
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -354,10 +311,7 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
         if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-            # Of what was not tried the reasons differ by figures only: the first stands for them.
-            untried = r.message.startswith("not tried: ")
-            cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
-            groups.setdefault((r.config.backend, r.outcome.value, cause), []).append(r)
+            groups.setdefault((r.config.backend, r.outcome.value, r.message), []).append(r)
     rows = [
         Failures(
             count=len(group),
@@ -375,9 +329,8 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
 
 
 def _is_answered(record: Record) -> bool:
-    """Whether it was never tried; an older version told that by its message alone."""
-    said = record.wall_s == 0 and record.message.startswith("not tried: ")
-    return bool(record.detail.get("answered")) or said
+    """Whether it was never tried, since other trials told the outcome."""
+    return bool(record.detail.get("answered"))
 
 
 def _log(record: Record, run_dir: str) -> str | None:
@@ -397,7 +350,6 @@ def _trial(record: Record, run_dir: str) -> Trial:
             ),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
-            "flags": tuple(m.flags),
         }
     return Trial(
         **{name: getattr(record, name) for name in _OF_A_RECORD},
@@ -428,17 +380,8 @@ def _size_row(size: int | None, decision: Decision) -> SizeRow:
     )
 
 
-def _best(
-    best: Candidate,
-    found: Sequence[Candidate],
-    records: Sequence[Record],
-    exported: Sequence[Record],
-) -> Best:
-    """The best setting of a phase.
-
-    ``found``: all that worked at its batch size. ``records``: of the phase; ``exported``: those of
-    exported code.
-    """
+def _best(best: Candidate, found: Sequence[Candidate], exported: Sequence[Record]) -> Best:
+    """The best setting; ``found``: all that worked at its batch size, ``exported``: its code."""
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
@@ -449,7 +392,6 @@ def _best(
         config=record.config.to_dict(),
         throughput=_throughput(best.throughput, record.phase),
         eager_throughput=Rate(value=best.eager_throughput, unit=phase_of(record.phase).unit),
-        eager_call_s=_spread_of_eager(records, record.batch_size),
         speedup=best.reported,
         speedup_against_default=None if is_default else compare(best, plain),
         compile_s=0.0 if is_eager else record.compile_s,
@@ -475,23 +417,14 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     found = over_sets([math.log(with_refreshes(m.speedup.value, best.record, m.eager_call_s))])
     is_as_fast = ratio(found, best.speedup).high >= 1
     now = whole_call_s(m, best.record)
-    then = [s for _, s in best.processes] or [now]
+    then = best.processes or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
-    agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
     return Exported(
         outcome=record.outcome,
         message=record.message,
-        agrees=agrees,
-        eager_faster=agrees and not is_as_fast,
+        agrees=is_as_fast or (pace.high >= 1 and found.high >= 1),
         speedup=found,
     )
-
-
-def _spread_of_eager(records: Sequence[Record], size: int | None) -> tuple[float, ...]:
-    """Least and largest seconds of an eager call over all processes: how steady this machine is."""
-    own = [r for r in records if r.batch_size == size and r.config.environment == "default"]
-    times = [r.measurement.eager_call_s for r in own if r.measurement and r.duplicate_of is None]
-    return (min(times), max(times)) if times else ()
 
 
 def _calls_to_repay(best: Candidate) -> int | None:

@@ -1,4 +1,4 @@
-"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and tables show."""
+"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run`` and ``list`` show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autocompile.report import text
 from autocompile.report.contents import checks
-from autocompile.report.document import Document, Span, Table
+from autocompile.report.document import Span, Table
 from autocompile.report.terminal import Page
 
 Found = Mapping[str, Any]
@@ -92,24 +92,6 @@ def render_in_algorithm(found: Found, console: Console) -> None:
     page.table(Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), "")
     for note in found["notes"]:
         page.line(text.plain(note))
-
-
-def render_table(shown: Document, console: Console, verbose: bool = False) -> None:
-    """One table over machines: the answers, by batch size, and in full the machines."""
-    page = Page(console)
-    if shown.status:
-        page.line(shown.status, "bold red")
-    if verbose:
-        page.table(shown.circumstances)
-        page.line()
-    page.table(shown.answer, "")
-    for section in shown.sections:
-        page.line()
-        page.line(section.title, "bold")
-        page.blocks(section.blocks)
-    if shown.whole:
-        page.line()
-        page.blocks(shown.whole)
 
 
 def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:

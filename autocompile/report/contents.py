@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autocompile.estimate.decision import SETS, is_dearer
+from autocompile.estimate.decision import SETS
 from autocompile.report import text as show
 from autocompile.report.document import Document, Line, Section, Span, Table, Text
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -190,20 +190,15 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
 
 
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:
-    """Settings as fast as the best one, by the reason for that one: see ``decision.plainness``."""
-    found: dict[str, list[str]] = {}
-    by_number, mine = {t.number: t for t in phase.trials}, best.compile_s
-    for number in phase.ties:
-        if number == best.number or not (other := by_number.get(number)):
-            continue
-        reason, theirs = "is simpler", other.compile_s
-        if mine is not None and theirs is not None and is_dearer(theirs, mine):
-            reason = f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
-        found.setdefault(reason, []).append(show.label(other.config))
-    for reason, names in found.items():
-        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        shown = _code(", ".join(names[:_NAMES]))
-        yield Line("Ties", (("as fast within 1 %: ", shown, f"{more}; chosen since it {reason}"),))
+    """Settings as fast as the best one, and the reason for that one: see ``decision.plainness``."""
+    configs = {t.number: t.config for t in phase.trials}
+    ties = [number for number in phase.ties if number in configs and number != best.number]
+    if not ties:
+        return
+    names = list(dict.fromkeys(show.label(configs[number]) for number in ties))
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    because = f"{more}; chosen since it compiles faster or is simpler"
+    yield Line("Ties", (("as fast within 1 %: ", _code(", ".join(names[:_NAMES])), because),))
 
 
 def _cost(best: Best) -> Iterator[str]:
@@ -242,28 +237,10 @@ def exported_warning(best: Best) -> Iterator[str]:
         )
 
 
-def figures(best: Best) -> Iterator[str]:
-    """Further figures of the best setting."""
-    yield f"trial {best.number}"
-    rate = best.throughput
-    value, low, high = map(show.quantity, (rate.value, rate.low, rate.high))
-    yield f"{value} {rate.unit} [{low}, {high}]"
-    if same := best.same_code:
-        yield f"{len(same)} other setting{'s have' if len(same) > 1 else ' has'} the same code"
-    if (ran := best.exported) and ran.agrees:
-        why = "; calls as fast, eager mode was faster in that process"
-        yield f"exported code: {show.speedup(ran.speedup)}, right{why * ran.eager_faster}"
-    if best.eager_call_s:
-        ends = dict.fromkeys(map(show.seconds, best.eager_call_s))
-        yield f"eager took {' to '.join(ends)} a call, depending on the process"
-    if best.slow_sets:
-        yield f"{show.many(best.slow_sets, 'process')} left out: the machine was slower"
-
-
 def _details(phase: PhaseResult) -> Iterator[Line]:
-    """Further figures and notes, and what was left out."""
-    if phase.answer:
-        yield Line("Figures", tuple(figures(phase.answer)))
+    """Notes, and what was left out."""
+    if (best := phase.answer) and best.exported and best.exported.agrees:
+        yield Line("Note", ("the exported code is as fast in a fresh interpreter, and right",))
     yield from (Line("Note", (show.plain(note),)) for note in phase.notes)
     # What only a flag would bring comes last.
     order = sorted(phase.dropped.items(), key=lambda item: (item[0].startswith("--"), -item[1]))
@@ -273,19 +250,18 @@ def _details(phase: PhaseResult) -> Iterator[Line]:
 
 def _failures(phase: PhaseResult) -> Iterator[Table]:
     """What failed, and what was not tried since other trials showed how it ends."""
-    failed, untried = "What failed", "What was not tried"
-    found: dict[str, list[tuple[Text, ...]]] = {failed: [], untried: []}
-    for group in phase.failures:
-        title, kind = (untried, "dim") if group.answered else (failed, "error")
+    rows = []
+    for group in sorted(phase.failures, key=lambda group: group.answered):
         message: list[str | Span] = [_code(group.message)]
-        if group.outcome is Outcome.UNSUPPORTED and title == failed:
+        if group.outcome is Outcome.UNSUPPORTED and not group.answered:
             message += [" → ", _code(f"autocompile doctor {group.backend}")]
         if group.log:
             message += [" · ", _code(group.log)]
-        outcome = Span(group.outcome.value, kind)
-        found[title].append((str(group.count), _code(group.backend), outcome, tuple(message)))
-    titles = ("count", "backend", "outcome", "message")
-    yield from (Table(title, titles, tuple(rows), (0,)) for title, rows in found.items() if rows)
+        outcome = Span("not tried", "dim") if group.answered else Span(group.outcome.value, "error")
+        rows.append((str(group.count), _code(group.backend), outcome, tuple(message)))
+    if rows:
+        titles = ("count", "backend", "outcome", "message")
+        yield Table("What failed", titles, tuple(rows), (0,))
 
 
 # --- all phases ---------------------------------------------------------------------------------
@@ -340,7 +316,7 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
         # By throughput; a duplicate follows its original.
         ranked.sort(key=lambda each: (-each[1].value, *_family(each[0])))
         rows = tuple(_measured(t, repeats.get(t.number, ())) for t, _ in ranked)
-        yield Table("Measured trials", columns, rows, right=range(6), wide=5)
+        yield Table("Measured trials", columns, rows, right=range(6))
     others = [t for t in phase.searched if not (t.ok and t.throughput)]
     if others:
         titles = ("#", "batch", "outcome", "setting and message")
@@ -380,7 +356,6 @@ def remarks(trial: Trial, repeats: Sequence[Trial]) -> Iterable[str]:
         yield text + (f", {failed} failed" if failed else "")
     if trial.graph_breaks:
         yield show.many(trial.graph_breaks, "graph break")
-    yield from (show.plain(flag).replace("_", " ") for flag in trial.flags)
 
 
 def same_as(number: int, is_timed: bool) -> str:

@@ -1,4 +1,4 @@
-"""The parts that a report is made of; the terminal, Markdown and HTML are renderings of them.
+"""The parts that a report is made of; the terminal and the page are renderings of them.
 
 Text in them is printable and every figure is formatted: a renderer arranges and escapes.
 """
@@ -43,14 +43,12 @@ class Table:
     Attributes:
         titles: of the columns; all empty where the rows need none.
         right: the columns that are aligned to the right.
-        wide: a column that a narrow screen leaves out.
     """
 
     title: str
     titles: tuple[str, ...]
     rows: tuple[tuple[Text, ...], ...]
     right: Collection[int] = ()
-    wide: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ A sentence is made only of what a trial recorded; where nothing is known, nothin
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate
@@ -15,17 +14,7 @@ from autocompile.report.text import many
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Record
 
-_LIBRARY = re.compile(
-    r"conv|mm$|^addm|matmul|linear|scaled_dot_product|attention|lstm|gru|_rnn|mkldnn|onednn|cudnn"
-)
-_FEW = 3  # operators that leave nothing to fuse
-_MUCH = 0.5  # of the time of a call: what is worth a sentence
 _LONG, _SHORT = 90, 48
-_SKIPS = (
-    (re.compile(r"mutated inputs.*"), "an input is changed in place"),
-    (re.compile(r"cpu device.*"), "a tensor is on the CPU"),
-    (re.compile(r"multiple devices.*"), "tensors are on several devices"),
-)
 
 
 def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str) -> list[str]:
@@ -37,25 +26,19 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
         return []
     if verdict == "faster":
         record = best.record
-        facts = [_graphs(record), _became(record), _gave_up(record, device)]
+        facts = [_graphs(record), _gave_up(record, device)]
         if _replays(record, device):
             one = record.graphs == 1
             facts.append("a CUDA graph replays them" if one else "CUDA graphs replay them")
-        return [*filter(None, ("; ".join(filter(None, facts)), _time(record, False)))]
+        sentence = "; ".join(filter(None, facts))
+        return [sentence] if sentence else []
     size = best.record.batch_size
     rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_baseline]
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
-    total = _count(best.record, "eager", "total")
-    is_little = total is not None and total <= _FEW
-    of_near = filter(None, (_became(near), _gave_up(near, device), _broken(near)))
-    told = (
-        _time(best.record, True),
-        f"eager runs {many(total or 0, 'operator')} per call: nothing to fuse" if is_little else "",
-        *(f"{show.label(near.config)}: {fact}" for fact in of_near),
-    )
-    return [sentence for sentence in told if sentence]
+    of_near = filter(None, (_gave_up(near, device), _broken(near)))
+    return [f"{show.label(near.config)}: {fact}" for fact in of_near]
 
 
 def obstacles(records: Sequence[Record], device: str) -> Iterator[str]:
@@ -79,63 +62,13 @@ def _graphs(record: Record) -> str:
     return f"{graphs}{rest}; {_broken(record) or many(record.graph_breaks, 'graph break')}"
 
 
-def _became(record: Record) -> str:
-    """``16 operators of eager become 8 calls: 4 fused kernels and 4 library calls``."""
-    part, eager = _part(record, "compiled"), _count(record, "eager", "total")
-    counts = [part.get(f"{kind}_total") for kind in ("kernels", "library", "operators")]
-    known = [count for count in counts if isinstance(count, int)]
-    launches = sum(known)
-    if not eager or known != counts or (not launches and part.get("replayed")):
-        return ""  # what a graph replays is not seen one by one
-    kernels, library, plain = known
-    if not kernels:
-        return f"nothing is fused: {many(launches, 'call')} of libraries and operators as in eager"
-    parts = [many(kernels, "fused kernel")]
-    if templates := _count(record, "compiled", "templates"):
-        parts[0] += f" ({templates} from Triton templates)"
-    if library:
-        parts.append(f"{many(library, 'library call')} ({_names(part.get('library'))})")
-    if plain:
-        parts.append(f"{many(plain, 'plain operator')} ({_names(part.get('operators'))})")
-    kinds = parts[0]
-    if len(parts) > 1:
-        kinds = f"{many(launches, 'call')}: {', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{many(eager, 'operator')} of eager become{'s' * (eager == 1)} {kinds}"
-
-
-def _time(record: Record, is_eager: bool) -> str:
-    """Where the time of an eager call goes, as far as fusing could change it."""
-    part = _part(record, "eager")
-    seconds, total, call = (part.get(k) for k in ("seconds", "seconds_total", "call_s"))
-    if not isinstance(seconds, Mapping) or not total or not call or total > 1.5 * call:
-        return ""  # in the last case other load disturbed the profile
-    library = {n: s for n, s in seconds.items() if _LIBRARY.search(n)}
-    share, between = sum(library.values()) / max(total, call), 1 - total / call
-    if share >= _MUCH:
-        rest = ", which compiled code makes too" if is_eager else ""
-        return f"{share * 100:.0f} % of an eager call is in library calls ({_names(library)}){rest}"
-    if between >= _MUCH:
-        return f"{between * 100:.0f} % of an eager call is spent between operators, in Python"
-    return ""
-
-
-def _names(counts: object) -> str:
-    """The names with the largest figures, at most three."""
-    if not isinstance(counts, Mapping):
-        return ""
-    names = sorted(counts, key=lambda name: -counts[name])
-    shown = list(dict.fromkeys(show.plain(name).strip("_") for name in names))
-    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
-
-
 def _replays(record: Record, device: str) -> bool:
     """Whether CUDA graphs were asked for and torch gave none of them up; no replay is watched."""
     return (
         device.startswith("cuda")
         and record.config.has_cuda_graphs
-        and not record.detail.get("cudagraph_skips")
+        and record.detail.get("cudagraph_skips") == 0
         and not phase_of(record.phase).has_backward
-        and _part(record, "compiled").get("replayed") is True
     )
 
 
@@ -144,12 +77,8 @@ def _gave_up(record: Record, device: str) -> str:
     is_cpu = device.startswith("cpu")  # where no setting has them
     if is_cpu or not record.config.has_cuda_graphs or not record.detail.get("cudagraph_skips"):
         return ""
-    told = ""
-    for reason in _listed(record, "cudagraph_skip_reasons")[:1]:
-        for pattern, words in _SKIPS:
-            reason = pattern.sub(words, show.plain(reason))
-        told = f": {show.shorten(reason, _LONG)}"
-    return f"torch gave up CUDA graphs{told}"
+    reasons = [show.plain(x) for x in _listed(record, "cudagraph_skip_reasons")[:1]]
+    return ": ".join(["torch gave up CUDA graphs", *(show.shorten(x, _LONG) for x in reasons)])
 
 
 def _broken(record: Record) -> str:
@@ -164,16 +93,6 @@ def _broken(record: Record) -> str:
         return ""
     more = f" and {len(places) - 2} more" if len(places) > 2 else ""
     return f"the graph breaks at {', '.join(places[:2])}{more}"
-
-
-def _count(record: Record, part: str, name: str) -> int | None:
-    value = _part(record, part).get(name)
-    return value if isinstance(value, int) else None
-
-
-def _part(record: Record, name: str) -> Mapping[str, Any]:
-    part = record.detail.get(name)
-    return part if isinstance(part, Mapping) else {}
 
 
 def _listed(record: Record, name: str, kind: type = object) -> list[Any]:

@@ -1,19 +1,16 @@
 """``report.html``: one file that needs nothing from elsewhere.
 
-``page.html.j2`` escapes every text. The page's policy allows its own script only, so that a name
-that got through would still not run.
+``page.html.j2`` escapes every text. The page's policy allows no script, so that a name that got
+through would still not run.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from autocompile.report import text as show
 from autocompile.report.contents import document
@@ -33,9 +30,8 @@ def to_html(
     Without the records of all phases the plot of finalists is left out.
     """
     return _template().render(
-        shown=document(report),
+        shown=document(report, code=code),
         about=(show.target_name(vars(report.target)), show.machine(report.environment)),
-        codes=[(code or {}).get(name, "") for name in report.phases],
         plots=[of_phase(name, phase, records) for name, phase in report.phases.items()],
     )
 
@@ -43,7 +39,7 @@ def to_html(
 def as_page(shown: Document) -> str:
     """A document as a page of its tables."""
     none: list[tuple[()]] = [()] * len(shown.sections)
-    return _template().render(shown=shown, about=(), codes=(), plots=none)
+    return _template().render(shown=shown, about=(), plots=none)
 
 
 @functools.cache
@@ -55,21 +51,13 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"sha256": _sha256, "spans": spans, "lines": _lines}
+    environment.filters["spans"] = spans
     environment.tests["line"] = lambda block: isinstance(block, Line)
     environment.globals |= {"width": WIDTH}
     source = resources.files(__package__).joinpath("page.html.j2").read_text("utf-8")
     return environment.from_string(source)
 
 
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
 def _printable(value: object) -> object:
     """Text of a run without control characters; what is escaped already stays."""
     return show.printable(value) if type(value) is str else value
-
-
-def _lines(code: str) -> Markup:
-    return Markup("\n").join(map(show.printable, code.rstrip("\n").splitlines()))

@@ -20,7 +20,6 @@ from autocompile.store.report import Report
 
 _INDENT = 10
 _PIPE = 120  # columns of a pipe: facts go to the next line from here on
-_WIDE = 100  # columns for every column of a table
 _LEAST = 40  # columns to break a cell in: with fewer it goes below its row
 _FIGURE = re.compile(
     r"\[[\d., ]+\]|±? ?[\d.]+ %|\d(?: \d{3}\b)*(?: [a-zA-Zµ]+)?"
@@ -51,27 +50,8 @@ def render(
     ``code``: the setting of each phase as code. ``use``: one line of code to paste. ``verbose``:
     also what failed, what was left out, and the machine.
     """
-    page, shown = Page(console), document(report, verbose, code, run)
-    if shown.status:
-        page.line(shown.status, "bold red")
-        page.line()
-    if verbose:
-        page.table(shown.circumstances)
-        page.line()
-    if shown.sections:
-        page.table(shown.answer, "")
-    else:
-        page.line("Nothing was tuned: no phase was started.")
-    for section in shown.sections:
-        if not section.blocks:
-            continue  # the answer says it all
-        page.line()
-        page.facts(Text.assemble((section.title, "bold"), "   "), section.about)
-        page.blocks(section.blocks)
-    if shown.whole:
-        page.line()
-    for line in shown.whole:
-        page.facts(Text(f"{line.label}: ", _STYLES.get(line.kind, "bold")), line.facts)
+    page = Page(console)
+    page.document(document(report, verbose, code, run), verbose)
     if use or next_line:
         page.line()
     before = ""
@@ -98,6 +78,29 @@ class Page:
         self.console = console
         self.breaks = console.is_terminal
         self.width = console.width if self.breaks else _PIPE
+
+    def document(self, shown: parts.Document, verbose: bool) -> None:
+        """The answer, then the sections; ``verbose``: the circumstances before them."""
+        if shown.status:
+            self.line(shown.status, "bold red")
+            self.line()
+        if verbose:
+            self.table(shown.circumstances)
+            self.line()
+        if shown.sections:
+            self.table(shown.answer, "")
+        else:
+            self.line("Nothing was tuned: no phase was started.")
+        for section in shown.sections:
+            if not section.blocks:
+                continue  # the answer says it all
+            self.line()
+            self.facts(Text.assemble((section.title, "bold"), "   "), section.about)
+            self.blocks(section.blocks)
+        if shown.whole:
+            self.line()
+        for line in shown.whole:
+            self.facts(Text(f"{line.label}: ", _STYLES.get(line.kind, "bold")), line.facts)
 
     def line(self, text: str | Text = "", style: str = "") -> None:
         """One line as it is, whatever its length."""
@@ -141,11 +144,10 @@ class Page:
 
     def table(self, table: parts.Table, indent: str = "  ") -> None:
         """Aligned columns, the last one hanging, or below the others where it needs the room."""
-        shown = [i for i in range(len(table.titles)) if i != table.wide or self.width >= _WIDE]
-        rows = [[_text(row[i]) for i in shown] for row in table.rows]
+        rows = [[_text(cell) for cell in row] for row in table.rows]
         pasted = [any(s.kind == "paste" for s in parts.spans(row[-1])) for row in table.rows]
         if any(table.titles):
-            rows.insert(0, [Text(table.titles[i], "dim") for i in shown])
+            rows.insert(0, [Text(title, "dim") for title in table.titles])
             pasted.insert(0, False)
         if table.title:
             self.line(f"{indent}{table.title}", "bold")
@@ -153,7 +155,7 @@ class Page:
         room = self.width - len(indent) - sum(widths[:-1]) - 3 * (len(widths) - 1)
         for row, is_pasted in zip(rows, pasted, strict=True):
             head, last = Text(indent), row[-1]
-            for i, cell, width in zip(shown[:-1], row, widths, strict=False):
+            for i, (cell, width) in enumerate(zip(row[:-1], widths, strict=False)):
                 pad = cell.pad_left if i in table.right else cell.pad_right
                 pad(width - cell.cell_len)
                 head = Text.assemble(head, cell, "   ")

@@ -204,15 +204,9 @@ def machine(environment: Mapping[str, Any]) -> str:
         f"torch {get('torch')}" if get("torch") else "",
         device,
         f"CUDA {get('cuda')}" if get("cuda") else "",
-        driver(environment),
+        f"driver {get('driver')}" if get("driver") else "",
+        f"{get('power_limit_w'):.0f} W" if get("power_limit_w") else "",
         f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else "",
         f"other programs use {busy_gpu:.0%} of a GPU" if busy_gpu else "",
     )
-    return plain(" · ".join(filter(None, parts)))
-
-
-def driver(environment: Mapping[str, Any]) -> str:
-    """``driver 570.86 · 700 W``, as far as that is known."""
-    version, watts = environment.get("driver"), environment.get("power_limit_w")
-    parts = (f"driver {version}" if version else "", f"{watts:.0f} W" if watts else "")
     return plain(" · ".join(filter(None, parts)))

@@ -11,7 +11,7 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.inplace import apply_config, apply_to_optimizer
+from autocompile.runtime.applying import apply_config, apply_to_optimizer
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
@@ -31,7 +31,10 @@ def apply(
     """Apply tuned settings in place; checkpoint keys stay, and new weights take effect.
 
     Compiles at the first call. Threads and precision hold while the model (its backward pass too),
-    the optimizer's step or the compiled step runs; the process keeps its own.
+    the optimizer's step or the compiled step runs; the process keeps its own. Returns the model;
+    for a step that is compiled as a whole, the function to call instead. Warns if torch or the
+    machine differs, the compiled code next to the file cannot be used, or the setting was measured
+    in one process only.
 
     Args:
         model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole, the
@@ -39,17 +42,9 @@ def apply(
         settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
             of several machines, the one that fits the device of the weights is taken.
         phase: may be left out if the settings have one forward phase.
-        batch_size: selects the settings of the nearest measured size; if left out, of the target's
-            own size, or else of the largest.
+        batch_size: selects the nearest measured size; if left out, the target's own or the largest.
         optimizer: its ``step`` is changed in place, by the settings of ``optimizer_step`` or to the
             implementation that the phase was measured with.
-
-    Returns:
-        The model; for a step that is compiled as a whole, the function to call instead.
-
-    Warns:
-        UserWarning: torch or the machine differs, the compiled code next to the file cannot be
-            used, or the setting was measured in one process only.
 
     Raises:
         UsageError: no such settings, or they do not fit the model or optimizer.
@@ -115,10 +110,8 @@ class InTraining:
         """Compile the forward pass with its backward, and change the optimizers' steps, in place.
 
         Uses the settings of ``train_step``, or else of ``forward`` and ``optimizer_step``; returns
-        in words what is applied. Loading an optimizer's state takes its setting back.
-
-        Raises:
-            UsageError: no such settings, or they compute no gradients or fit no optimizer.
+        in words what is applied. Loading an optimizer's state takes its setting back. Raises a
+        UsageError if there are no such settings, or they compute no gradients or fit no optimizer.
         """
         tuned = self._settings.fitting(describe(_device(model, None)))
         name = phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD

@@ -1,17 +1,28 @@
-"""How the value of a dimension is applied to a model or to the process: one function for each."""
+"""Applies settings in place: the module keeps its identity, its class and its keys."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
+from autocompile.errors import UsageError, first_words
+from autocompile.runtime.compiling import compile_function, repeated_blocks
+from autocompile.runtime.graphs import with_own_code
+from autocompile.runtime.optimizers import set_implementation
+from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
+
+Used = TypeVar("Used", bound=Callable[..., Any])
+
+_STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 
 
 def _lay_out(model: torch.nn.Module, value: str) -> None:
@@ -58,55 +69,39 @@ def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
         MODEL[dimension.name](model, value)
 
 
-def process_state(names: Iterable[str] = PROCESS) -> dict[str, Any]:
-    """What the process has of these dimensions."""
-    return {name: PROCESS[name][0]() for name in names}
+def process_state() -> dict[str, Any]:
+    """What the process has of the dimensions of ``PROCESS``, by name."""
+    return {name: read() for name, (read, _) in PROCESS.items()}
 
 
-def set_process(values: Mapping[str, Any]) -> None:
-    """Set these for the process, from now on."""
-    for name, value in values.items():
-        PROCESS[name][1](value)
+_lock = threading.Lock()
+_wanted: list[dict[tuple[str, int], Any]] = []
+"""What is wanted of the process at this moment; the last one wins."""
+_before: dict[tuple[str, int], Any] = {}
+"""What the process had, to be put back when nothing is wanted."""
 
 
-class _Places:
-    """Who wants which values of the process at this moment, the last one first.
+def _begin(values: Mapping[str, Any]) -> Callable[[], None]:
+    """Set values; returns what ends it, in whatever order several end.
 
-    What the process had is put back when none is left, in whatever order they end: those of a
-    backward pass end in the order of their beginning.
+    Those of a backward pass end in the order of their beginning.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wanted: dict[tuple[str, int], list[list[Any]]] = {}
-
-    def begin(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        """Set values; returns what ends it, once."""
-        begun = []
-        with self._lock:
-            for name, value in values.items():
-                # torch has a number of threads for each thread.
-                place = name, threading.get_ident() if name == "threads" else 0
-                wanted = self._wanted.setdefault(place, [])
-                if not wanted:
-                    wanted.append([PROCESS[name][0]()])  # what the process had
-                mine = [value]
-                wanted.append(mine)
-                begun.append((name, wanted, mine))
-                _change(name, value)
-        return functools.partial(self._end, begun)
-
-    def _end(self, begun: list[tuple[str, list[list[Any]], list[Any]]]) -> None:
-        with self._lock:
-            while begun:
-                name, wanted, mine = begun.pop()
-                wanted[:] = [each for each in wanted if each is not mine]
-                _change(name, wanted[-1][0])
-                if len(wanted) == 1:
-                    wanted.clear()
+    # torch has a number of threads for each thread.
+    mine = {(n, threading.get_ident() if n == "threads" else 0): v for n, v in values.items()}
+    with _lock:
+        for place, value in mine.items():
+            _before.setdefault(place, PROCESS[place[0]][0]())
+            _change(place[0], value)
+        _wanted.append(mine)
+    return functools.partial(_end, mine)
 
 
-_PLACES = _Places()
+def _end(mine: dict[tuple[str, int], Any]) -> None:
+    with _lock:
+        _wanted[:] = [each for each in _wanted if each is not mine]
+        for place in mine:
+            others = [each[place] for each in _wanted if place in each]
+            _change(place[0], others[-1] if others else _before.pop(place))
 
 
 def _change(name: str, value: Any) -> None:
@@ -117,47 +112,242 @@ def _change(name: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def process_of(values: Mapping[str, Any]) -> Iterator[None]:
-    """Set these for the process inside the context, and restore what it had."""
-    end = _PLACES.begin(values)
+    """Set these for the process inside the context, and put back what it had."""
+    end = _begin(values)
     try:
         yield
     finally:
         end()
 
 
-def backward_within(result: Any, values: Mapping[str, Any], given: Any) -> None:
-    """Set these for the process also while gradients pass from a result's tensors to those given.
-
-    If none of those has gradients, until the end of the backward pass.
-    """
-    inputs = [x for x in _tensors(given) if x.grad_fn is not None]
-    open_ones: list[Callable[[], None]] = []
-    arrived: list[torch.Tensor] = []
+def backward_within(result: Any, values: Mapping[str, Any]) -> None:
+    """Set these for the process also in the backward pass, from a result's tensors to its end."""
+    ends: list[Callable[[], None]] = []
 
     def end() -> None:
-        arrived.clear()
-        while open_ones:
-            open_ones.pop()()
+        while ends:
+            ends.pop()()
 
     def begin(_: torch.Tensor) -> None:
-        if not open_ones:
-            open_ones.append(_PLACES.begin(values))
+        if not ends:
+            ends.append(_begin(values))
             cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
-    def leave(gradient: torch.Tensor) -> None:
-        arrived.append(gradient)
-        if len(arrived) >= len(inputs):
-            end()
-
-    for x in _tensors(result):
-        if x.grad_fn is not None:  # not a parameter, which stays
+    for x in pytree.tree_leaves(result):
+        if isinstance(x, torch.Tensor) and x.grad_fn is not None:  # not a parameter, which stays
             x.register_hook(begin)  # type: ignore[no-untyped-call]
-    for x in inputs:
-        x.register_hook(leave)  # type: ignore[no-untyped-call]
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Also those in attributes of an object that no pytree knows, as of a dataclass."""
-    leaves = pytree.tree_leaves(value)
-    inside = [vars(x) for x in leaves if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")]
-    return [x for x in (*leaves, *pytree.tree_leaves(inside)) if isinstance(x, torch.Tensor)]
+class Compiled:
+    """A function that compiles at its first call and counts the graphs that Dynamo captures.
+
+    It runs, and so do the gradients of its results, with the threads and the precision of the
+    setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: RLModules
+    disable gradients only inside the method, but Dynamo calls the backend in the caller's grad
+    mode. ``or_eager`` uses the original if that works and the compiled function fails. ``device``
+    is the type of device for autocast, where no ``model`` has parameters.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        config: CompileConfig,
+        model: torch.nn.Module | None = None,
+        grad: bool = True,
+        or_eager: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        self.function, self.config = function, config
+        self.failed = ""  # why it runs uncompiled
+        self.calls = 0
+        self.graphs, self.later_graphs = 0, 0  # captured by the first call, and by later ones
+        self._model, self._grad, self._or_eager, self._device = model, grad, or_eager, device
+        self._compiled: Callable[..., Any] | None = None
+        self._process = config.process
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self.function,)  # a copied or unpickled module runs its own, uncompiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # called inside compiled code
+            return self.function(*args, **kwargs)
+        if not self._process:
+            return self._counted(*args, **kwargs)
+        with process_of(self._process):
+            result = self._counted(*args, **kwargs)
+        backward_within(result, self._process)
+        return result
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        # One thread compiles, the others wait.
+        with contextlib.nullcontext() if self.calls else self._lock:
+            is_first, before = not self.calls, _captured()
+            result = self._tried(*args, **kwargs)
+            if is_first:
+                self.graphs = _captured() - before
+            else:
+                self.later_graphs += _captured() - before
+            self.calls += 1
+            return result
+
+    def _tried(self, *args: Any, **kwargs: Any) -> Any:
+        if self.failed:
+            return self.function(*args, **kwargs)
+        try:
+            with self._precision():
+                return (self._compiled or self._first)(*args, **kwargs)
+        except Exception as error:
+            if not self._or_eager:
+                raise
+            result = self.function(*args, **kwargs)  # raises again if the caller is at fault
+            self.failed = first_words(error)
+            return result
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        grad = contextlib.nullcontext() if self._grad else torch.no_grad()
+        if self.config.autocast == "none":
+            return grad
+        # The model's device at the time of the call.
+        first = next(self._model.parameters(), None) if self._model is not None else None
+        kind = self._device if first is None else first.device.type
+        stack = contextlib.ExitStack()
+        stack.enter_context(grad)
+        stack.enter_context(torch.autocast(kind, dtype=getattr(torch, self.config.autocast)))
+        return stack
+
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        # As Module.compile does: Dynamo then begins at the user's own forward(), whose globals it
+        # finds also where the class was pickled by value. It skips those of torch.nn.
+        is_users = False
+        if self._model is not None and self.function == self._model._call_impl:
+            home = str(type(self._model).forward.__module__)
+            is_users = not home.startswith("torch.nn.")
+        function = self.function if is_users else with_own_code(self.function, "tuned")
+        compiled = compile_function(function, self.config, self._model)
+        result = compiled(*args, **kwargs)
+        self._compiled = compiled
+        return result
+
+
+def apply_config(
+    model: Used,
+    phase: str,
+    config: CompileConfig,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    step: CompileConfig | None = None,
+) -> Used:
+    """Make a model and its optimizers use the setting of a phase: in trials, and for users.
+
+    Of a training step and of a learner's update the model is compiled with its backward pass; loss,
+    ``backward()`` and the optimizers' steps stay outside. ``model`` is changed in place; for scope
+    ``step`` it is the function that does the step. ``step`` is the setting of the optimizers beside
+    a forward phase. Returns what to call from now on: the model, or the compiled function.
+    """
+    for optimizer in optimizers:
+        apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
+    if not isinstance(model, torch.nn.Module):
+        weights = [p for optimizer in optimizers for p in optimizer.param_groups[0]["params"]]
+        device = weights[0].device.type if weights else "cpu"
+        applied: Any = model if _is_untouched(config) else Compiled(model, config, device=device)
+        return applied  # type: ignore[no-any-return]
+    if phase == phases.OPTIMIZER_STEP:
+        prepare_model(model, config)
+        return model
+    if phase in (phases.TRAIN_STEP, phases.LEARNER_UPDATE):
+        if hasattr(type(model), f"_{phases.FORWARD_TRAIN}"):  # an RLModule
+            phase = phases.FORWARD_TRAIN
+        elif phase == phases.TRAIN_STEP:
+            phase = phases.FORWARD
+    apply_to_phase(model, phase, config)
+    return model
+
+
+def apply_to_phase(
+    module: torch.nn.Module, phase: str, config: CompileConfig, or_eager: bool = False
+) -> Compiled | None:
+    """Make a module use a setting in a forward phase; returns None if it runs as it is."""
+    if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
+        raise UsageError(
+            f"a {type(module).__name__} has no {phase}",
+            hint="from autocompile.rllib import tuned" if phase == phases.LEARNER_UPDATE else None,
+        )
+    prepare_model(module, config)
+    # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
+    # has another signature, and forward_* switches between train and eval.
+    name = "_compiled_call_impl" if phase == phases.FORWARD else f"_{phase}"
+    is_last = _has_blocks(vars(module).pop(name, None))
+    if is_last and not any(map(_has_blocks, vars(module).values())):
+        for block in repeated_blocks(module):
+            block._compiled_call_impl = None
+    if _is_untouched(config):
+        return None
+    uncompiled = getattr(type(module), "_call_impl" if phase == phases.FORWARD else name)
+    grad = phase in (phases.FORWARD, phases.FORWARD_TRAIN)
+    compiled = Compiled(uncompiled.__get__(module), config, module, grad, or_eager)
+    vars(module)[name] = compiled
+    return compiled
+
+
+def apply_to_optimizer(
+    optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
+) -> Compiled | None:
+    """Make an optimizer's ``step`` use a setting; returns what it calls, None for its own.
+
+    Loading a state dict restores the implementation of that state; apply again after it.
+    """
+    set_implementation(optimizer, config.optimizer)
+    if config.optimizer in ("fused", "capturable"):  # they need step counts beside the parameters
+        for parameter, state in optimizer.state.items():
+            if isinstance(count := state.get("step"), torch.Tensor):
+                state["step"] = count.to(parameter.device, torch.float32)
+    replaced: _Step | None = vars(optimizer).get(_STEP)
+    if replaced is None:
+        if _is_untouched(config):
+            return None
+        replaced = vars(optimizer)[_STEP] = _Step(optimizer.step)
+        # A bound method: LR schedulers wrap optimizer.step.__func__.
+        optimizer.step = types.MethodType(replaced.function(), optimizer)  # type: ignore[method-assign]
+    replaced.compiled = None
+    if not _is_untouched(config):
+        replaced.compiled = Compiled(replaced.uncompiled, config, or_eager=or_eager)
+    return replaced.compiled
+
+
+class _Step:
+    """What an optimizer's ``step`` calls, replaceable."""
+
+    def __init__(self, uncompiled: Callable[..., Any]) -> None:
+        self.uncompiled = uncompiled
+        self.compiled: Compiled | None = None
+
+    def function(self) -> Callable[..., Any]:
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if closure is None:
+                return (self.compiled or self.uncompiled)()
+            if self.compiled is None:
+                return self.uncompiled(closure)
+            with torch.enable_grad():  # first and once, as in each of torch's but LBFGS
+                loss = closure()
+            self.compiled()
+            return loss
+
+        vars(step).update(vars(self.uncompiled))  # attributes set by LR schedulers
+        return step
+
+
+def _is_untouched(config: CompileConfig) -> bool:
+    """Whether a function of the setting is the function itself."""
+    return config.is_eager and config.autocast == "none" and not config.process
+
+
+def _has_blocks(value: Any) -> bool:
+    return isinstance(value, Compiled) and value.config.scope == "regional"
+
+
+def _same(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _captured() -> int:
+    return int(counters["stats"]["unique_graphs"])

@@ -34,11 +34,11 @@ def carry(
     optimizer: Callable[[torch.nn.Module], Any] | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
 ) -> Path:
-    """Write a model and what goes with it, as :func:`autocompile.tune` takes them, to a file.
+    """Write a model and what goes with it, as :func:`autocompile.tune` takes them; returns a file.
 
     Classes and functions of a notebook or script are stored by value, those of imported modules by
-    name. The model is not changed; one on a GPU is loaded on the CPU. In ``folder`` each model gets
-    a folder, named by its content. Returns the file.
+    name. The model is not changed; one on a GPU is loaded on the CPU. Its folder in ``folder`` is
+    named by its content.
     """
     parts = {"inputs": inputs, "optimizer": optimizer, "loss": loss}
     others = _pickled({name: part for name, part in parts.items() if part is not None})

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
 
 from autocompile.errors import UsageError
-from autocompile.runtime.freezing import Frozen
-from autocompile.runtime.graphs import compiled
-from autocompile.runtime.regions import regions_of
+from autocompile.runtime.freezing import frozen
+from autocompile.runtime.graphs import compiled, with_own_code
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
+
+# They hold modules and are never called.
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
+_names = (f"block_{number}" for number in itertools.count())
 
 
 _ARGUMENTS = inspect.signature(torch.compile).parameters
 
 
 def register_backend_of(name: str) -> None:
-    """Import the package that registers the backend, if there is one.
-
-    Raises:
-        ImportError: the package is not installed or does not fit this torch.
-    """
+    """Import the package that registers the backend, if there is one; raises an ImportError."""
     known = BACKENDS.get(name)
     if known and (package := known.registered_by):
         for variable, value in known.variables:
@@ -50,23 +52,18 @@ def compile_function(
         limit = max(kwargs.pop("recompile_limit"), torch._dynamo.config.recompile_limit)
         torch._dynamo.config.recompile_limit = limit
     if config.guards != "all":
-        name = GUARD_FILTERS[config.guards]
-        guards = getattr(torch.compiler, name, None)
-        if guards is None:
-            raise UsageError(
-                f"torch {torch.__version__} has no torch.compiler.{name}", hint="a newer torch"
-            )
+        guards = getattr(torch.compiler, GUARD_FILTERS[config.guards])
         kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
     if config.scope != "regional" and not config.freezing:
         return compiled(function, kwargs)
     if model is None:
         raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:
-        return Frozen(function, kwargs)
-    regions = regions_of(model)
-    if not regions:
+        return frozen(function, kwargs)
+    blocks = repeated_blocks(model)
+    if not blocks:
         raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
-    regions.compile(**kwargs)
+    compile_blocks(blocks, kwargs)
     return function
 
 
@@ -78,3 +75,75 @@ def uses_cuda_graphs(config: CompileConfig) -> bool:
     modes = importlib.import_module("torch._inductor").list_mode_options()
     options = {**modes.get(config.mode, {}), **dict(config.options)}
     return bool(options.get("triton.cudagraphs", inductor.triton.cudagraphs))
+
+
+# Regional compilation: the repeated blocks of a model are compiled, with one artifact for all. Not
+# by torch.compiler.nested_compile_region, which keeps the speed of the whole and takes twice as
+# long to compile: studies/exports/REGIONAL.md.
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The largest blocks that the model has more than once, in its order.
+
+    Blocks are equal if their classes, their children's classes and the shapes of their tensors are
+    equal, wherever they are in the model. A module registered in two places counts once.
+    """
+    counts = Counter(_signature(m) for m in model.modules() if _is_block(m))
+    return list(_outermost(model, counts, set()))
+
+
+def blocks_in_words(model: torch.nn.Module) -> str:
+    """The repeated blocks, for example ``6 TransformerEncoderLayer``."""
+    counts = Counter(type(block).__name__ for block in repeated_blocks(model))
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def compile_blocks(blocks: list[torch.nn.Module], kwargs: Mapping[str, Any]) -> None:
+    """Compile each block in place with the arguments of ``torch.compile``.
+
+    ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips their
+    functions unless another function calls them.
+    """
+    codes: dict[Any, CodeType] = {}  # blocks of one structure share it, and so their graphs
+    for block in blocks:
+        call: Any = block._call_impl
+        if str(type(block).forward.__module__).startswith("torch.nn."):
+            # Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
+            call = with_own_code(call, next(_names))
+            call.__code__ = codes.setdefault(_signature(block), call.__code__)
+        # The attribute of Module.compile, which is not copied or saved. Not block.compile: a
+        # subclass may define another method of this name.
+        block._compiled_call_impl = compiled(call, kwargs)
+
+
+def _outermost(
+    module: torch.nn.Module, counts: Counter[Any], seen: set[torch.nn.Module]
+) -> Iterator[torch.nn.Module]:
+    for child in module.children():
+        if child in seen:
+            continue
+        seen.add(child)
+        if _is_block(child) and counts[_signature(child)] > 1:
+            yield child
+        else:
+            yield from _outermost(child, counts, seen)
+
+
+def _is_block(module: torch.nn.Module) -> bool:
+    """Whether it is worth compiling: it has submodules and weights."""
+    if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):  # scripts are already compiled
+        return False
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _signature(module: torch.nn.Module) -> Any:
+    """Equal for modules that can share one graph."""
+    # Without removing duplicates: a module in two places is called twice.
+    parameters = module.named_parameters(remove_duplicate=False)
+    tensors = (*parameters, *module.named_buffers(remove_duplicate=False))
+    children = module.named_modules(remove_duplicate=False)
+    return (
+        type(module),
+        tuple((name, type(child)) for name, child in children),
+        tuple((name, tuple(t.shape), t.dtype) for name, t in tensors),
+    )

@@ -3,8 +3,8 @@
 ``options={"freezing": True}`` does not freeze the parameters of a module, since Dynamo makes them
 graph inputs. The global ``torch._inductor.config.freezing`` makes them constants for ever, so an
 RL worker would keep its first policy. Here they are inputs of Dynamo's graph and constants of
-Inductor's. Each call compares their version counters and recompiles after a change;
-:func:`autocompile.runtime.graphs.stamp` names the changes that this misses.
+Inductor's. Each call compares their version counters, and Inductor compiles again after a change;
+:class:`autocompile.runtime.graphs.FrozenWeights` names the changes that this misses.
 """
 
 from __future__ import annotations
@@ -13,94 +13,55 @@ import copy
 import functools
 import importlib
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 
 from autocompile.errors import first_line
 from autocompile.runtime.graphs import (
+    FrozenWeights,
     attributes_lifted,
     compiled,
     count_fused_steps,
     is_weight,
-    stamp,
     with_own_code,
 )
 
 
-class Frozen:
+def frozen(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     """A function compiled with the current weights as constants. Thread-safe.
 
     All weights that it reads are frozen, wherever they are, and again after they changed. Input
-    shapes beyond Dynamo's recompile limit are computed in eager mode.
-
-    Raises:
-        RuntimeError: of a call: gradients are enabled, the graph breaks, or the model writes to its
-            own buffers.
+    shapes beyond Dynamo's recompile limit are computed in eager mode. A call raises a RuntimeError
+    if gradients are enabled, the graph breaks, or the model writes to its own buffers.
     """
+    count_fused_steps()
+    backend = functools.partial(_freeze, kwargs["backend"], kwargs.get("dynamic"))
+    changed = {**kwargs, "backend": backend, "fullgraph": True}
+    inner = compiled(with_own_code(function, "frozen"), changed)
 
-    def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-        self._function, self._kwargs = function, kwargs
-        self._artifact: _Artifact | None = None
-        self._lock = threading.Lock()
-        count_fused_steps()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError("frozen weights have no gradients: use torch.no_grad()")
-        while True:
-            # A local reference: another thread may replace it while it runs.
-            artifact = self._artifact or self._next(None)
-            try:
-                return artifact.call(*args, **kwargs)
-            except _Stale:  # raised before anything was computed
-                stale = weakref.ref(artifact)
-            except torch._dynamo.exc.Unsupported as error:
-                # Code after a break would be cached on the model's code and outlive this object.
-                raise RuntimeError(
-                    f"the graph breaks, and only one graph can be frozen: {first_line(error)}"
-                ) from error
-            except torch._dynamo.exc.FailOnRecompileLimitHit:
-                # As Dynamo does without fullgraph.
-                return self._function(*args, **kwargs)
-            del artifact  # free its copy of the weights before making another
-            self._next(stale)
+        try:
+            return inner(*args, **kwargs)
+        except torch._dynamo.exc.Unsupported as error:
+            # Code after a break would be cached on the model's code, with its old weights.
+            raise RuntimeError(
+                f"the graph breaks, and only one graph can be frozen: {first_line(error)}"
+            ) from error
+        except torch._dynamo.exc.FailOnRecompileLimitHit:
+            return function(*args, **kwargs)  # as Dynamo does without fullgraph
 
-    def _next(self, stale: weakref.ref[_Artifact] | None) -> _Artifact:
-        """The artifact that replaces a stale one; another thread may have made it."""
-        with self._lock:
-            if stale is not None and self._artifact is stale():
-                self._artifact = None
-            if self._artifact is None:
-                self._artifact = _Artifact(self._function, self._kwargs)
-            return self._artifact
-
-
-class _Stale(Exception):
-    """A weight has changed since it was frozen."""
-
-
-class _Artifact:
-    """Code compiled with the weights of the first call, one graph for each shape.
-
-    When it is deleted, Inductor's modules, which hold a copy of the weights, are unloaded.
-    """
-
-    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-        modules: list[ModuleType] = []
-        backend = functools.partial(_freeze, modules, kwargs["backend"], kwargs.get("dynamic"))
-        changed = {**kwargs, "backend": backend, "fullgraph": True}
-        self.call = compiled(with_own_code(function, "frozen"), changed)
-        # Unload at once: the garbage collector may find what torch.compile made much later.
-        weakref.finalize(self, _forget, modules).atexit = False
+    return call
 
 
 def _freeze(
-    modules: list[ModuleType],
     backend: str,
     dynamic: bool | None,
     graph: torch.fx.GraphModule,
@@ -109,49 +70,70 @@ def _freeze(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """A backend that calls Inductor, or one that Inductor compiles for, with constant weights.
-
-    Adds the modules that Inductor has generated and loaded to ``modules``. What it returns raises
-    :class:`_Stale` when a weight has changed.
-    """
-    graph, held = attributes_lifted(graph, inputs)
-    args = [*inputs, *held]
+    """A backend that calls Inductor, or one that Inductor compiles for, with constant weights."""
+    graph, lifted = attributes_lifted(graph, inputs)
+    args = [*inputs, *lifted]
     weights = [i for i, value in enumerate(args) if is_weight(value)]
     others = [i for i in range(len(args)) if i not in weights]
-    # Read the stamps before the weights: a change in between shows at the next call.
-    stamps = [(i, *stamp(args[i])) for i in weights]
+    # Fake tensors with Dynamo's symbolic sizes: no constants of the first call's sizes, and no
+    # memory of its inputs.
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    examples = [placeholders[i].meta["example_value"] for i in others]
     # As torch.compile does, including its checks of mode and options.
     wrapper: Any = torch._TorchCompileInductorWrapper
     if backend != "inductor":
         wrapper = functools.partial(torch._TorchCompileWrapper, backend)
     compiler = wrapper(mode, options, dynamic)
-    written = _code_cache().modules
-    # Dynamo compiles in one thread at a time; others may unload, and ids be used again.
-    before = {id(module): module for module in list(written)}
-    with importlib.import_module("torch._inductor.config").patch(freezing=True):
-        made = compiler(_arguments_held(graph, args, weights), [args[i] for i in others])
-    loaded = [module for module in written if id(module) not in before]
-    modules += loaded
+
+    def freeze(args: Sequence[Any]) -> _Artifact:
+        return _Artifact(lambda constant: compiler(constant, examples), graph, args, weights)
+
+    current: _Artifact | None = freeze(args)
     is_tried = False
 
     def call(*args: Any) -> Any:
-        nonlocal is_tried
-        given = (*args, *held) if held else args
-        for i, pointer, version in stamps:  # stamp() inlined: three times as fast
-            weight = given[i]
-            if weight._version != version or weight.data_ptr() != pointer:
-                raise _Stale
-        result = made(*[given[i] for i in others])
+        nonlocal current, is_tried
+        given = (*args, *lifted) if lifted else args
+        artifact = current  # another thread may replace it while it runs
+        if artifact is None or artifact.weights.are_stale(given):
+            artifact = None
+            with compile_lock:
+                if current is None or current.weights.are_stale(given):
+                    current = None  # frees its copy of the weights before another is made
+                    current = freeze(given)
+                artifact = current
+        result = artifact.run(*[given[i] for i in others])
         if not is_tried:
             is_tried = True
-            if any(stamp(given[i]) != tuple(known) for i, *known in stamps):
+            if artifact.weights.are_stale(given):
                 raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
 
-    # While the weights live, their addresses are not reused.
-    call.kept = [args[i].detach() for i in weights]  # type: ignore[attr-defined]
-    weakref.finalize(call, _forget, loaded).atexit = False  # Dynamo may be reset
     return call
+
+
+class _Artifact:
+    """What Inductor made of a graph with these weights, which it unloads when it is deleted."""
+
+    def __init__(
+        self,
+        compiler: Callable[[torch.fx.GraphModule], Callable[..., Any]],
+        graph: torch.fx.GraphModule,
+        args: Sequence[Any],
+        weights: Collection[int],
+    ) -> None:
+        self.weights = FrozenWeights(args, weights)
+        with compile_lock:  # one thread at a time: what is loaded meanwhile is of this artifact
+            modules = _code_cache().modules
+            before = {id(module) for module in modules}
+            with (
+                importlib.import_module("torch._inductor.config").patch(freezing=True),
+                # As while Dynamo compiles: other threads' calls would be errors of tracing.
+                mock.patch.object(torch.compiler, "_is_compiling_flag", True),
+            ):
+                self.run = compiler(_arguments_held(graph, args, weights))
+            loaded = [module for module in modules if id(module) not in before]
+        weakref.finalize(self, _forget, loaded).atexit = False
 
 
 def _arguments_held(
@@ -185,7 +167,6 @@ def _forget(modules: list[ModuleType]) -> None:
             del cache.modules_no_attr[path]
         sys.modules.pop(vars(module).get("__name__", ""), None)
         vars(module).clear()
-    modules.clear()
 
 
 def _code_cache() -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-_counting = False
 
 
 def is_weight(value: Any) -> bool:
@@ -20,43 +19,49 @@ def is_weight(value: Any) -> bool:
     return is_static and not value.is_inference()
 
 
-def stamp(weight: torch.Tensor) -> tuple[int, int]:
-    """Address and version: one changes with the weight, while its old memory is held.
+class FrozenWeights:
+    """Arguments of a graph that are constants of what it was compiled to, and whether they changed.
 
-    Writes through ``.data`` and by kernels of other libraries are missed.
+    A change shows as another address or version counter. Writes through ``.data`` and by kernels of
+    other libraries are missed.
     """
-    try:
-        return weight.data_ptr(), weight._version
-    except RuntimeError:  # made in inference mode, which counts no versions
-        return weight.data_ptr(), -1
+
+    def __init__(self, args: Sequence[Any], places: Iterable[int]) -> None:
+        # Before the weights are read: a change in between shows at the next call.
+        self._stamps = [(i, args[i].data_ptr(), args[i]._version) for i in places]
+        # While the weights live, their addresses are not reused.
+        self._weights = [args[i].detach() for i, *_ in self._stamps]
+
+    def are_stale(self, args: Sequence[Any]) -> bool:
+        """Whether one has changed or is another tensor."""
+        for i, pointer, version in self._stamps:
+            if args[i]._version != version or args[i].data_ptr() != pointer:
+                return True
+        return False
 
 
+@functools.cache
 def count_fused_steps() -> None:
     """Make the steps of all fused optimizers count as writes to their weights, from now on.
 
     Their kernels do not count (torch 2.13).
     """
-    global _counting
-    if not _counting:
-        register_optimizer_step_post_hook(_after_step)
-        _counting = True
+    register_optimizer_step_post_hook(_after_step)
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    # The step may be compiled: calling a disabled function for all would break its graph.
-    if any(group.get("fused") for group in optimizer.param_groups):
-        _count_eagerly(optimizer)
-
-
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _count_writes(optimizer: torch.optim.Optimizer) -> None:
+    # Tracing it would drop the side effect.
     for group in optimizer.param_groups:
         if group.get("fused"):
             written = [p for p in group["params"] if p.grad is not None and not p.is_inference()]
             torch.autograd.graph.increment_version(written)
 
 
-# Tracing it would drop the side effect.
-_count_eagerly = torch.compiler.disable(_count_writes)  # type: ignore[no-untyped-call]
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    # The step may be compiled: calling a disabled function for all would break its graph.
+    if any(group.get("fused") for group in optimizer.param_groups):
+        _count_writes(optimizer)
 
 
 def attributes_lifted(
@@ -67,25 +72,25 @@ def attributes_lifted(
     Dynamo holds a tensor as an attribute where it guards on its identity, as for a compiled
     optimizer. An exporter would treat its value as a constant.
     """
-    held: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(node.target)(graph)
         if isinstance(value, torch.Tensor):
-            held[node.target] = value
-    if not held:
+            tensors[node.target] = value
+    if not tensors:
         return graph, []
     copied = copy.deepcopy(graph.graph)
     after = next(n for n in copied.nodes if n.op != "placeholder")
     given: dict[str, torch.fx.Node] = {}
     with copied.inserting_before(after):
-        for number, (target, value) in enumerate(held.items(), len(inputs)):
-            given[target] = copied.placeholder(f"held_{number}")
+        for number, (target, value) in enumerate(tensors.items(), len(inputs)):
+            given[target] = copied.placeholder(f"attribute_{number}")
             given[target].meta["example_value"] = value
     for node in list(copied.find_nodes(op="get_attr")):
         if node.target in given:
             node.replace_all_uses_with(given[node.target])
             copied.erase_node(node)
-    return torch.fx.GraphModule(graph, copied), list(held.values())
+    return torch.fx.GraphModule(graph, copied), list(tensors.values())
 
 
 def compiled(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,18 @@ def describe(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if on_cuda else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        **(_of_gpu(device) if on_cuda else {}),
     }
 
 
-def _of_gpu(device: torch.device) -> dict[str, Any]:
-    """Its memory, and where NVML tells them the driver's version and the watts that it may draw."""
-    facts: dict[str, Any] = {
-        "device_memory_bytes": torch.cuda.get_device_properties(device).total_memory
-    }
-    with contextlib.suppress(OSError, AttributeError):
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        version, gpu, milliwatts = (
-            ctypes.create_string_buffer(80),
-            ctypes.c_void_p(),
-            ctypes.c_uint(),
-        )
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()  # indices may differ
-        if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, 80):
-            return facts
-        facts["driver"] = version.value.decode()
-        refused = nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(gpu))
-        if not (refused or nvml.nvmlDeviceGetEnforcedPowerLimit(gpu, ctypes.byref(milliwatts))):
-            facts["power_limit_w"] = milliwatts.value / 1000
+def describe_gpu(device: torch.device) -> dict[str, Any]:
+    """Its memory, and as far as nvidia-smi tells them its driver and the watts that it may draw."""
+    properties = torch.cuda.get_device_properties(device)
+    facts: dict[str, Any] = {"device_memory_bytes": properties.total_memory}
+    query = "--query-gpu=driver_version,enforced.power.limit"
+    # By UUID: its indices may differ from torch's.
+    command = ["nvidia-smi", "-i", f"GPU-{properties.uuid}", query, "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        facts["driver"], watts = answer.stdout.strip().split(", ")
+        facts["power_limit_w"] = float(watts)
     return facts

@@ -3,7 +3,7 @@
 ``for_loop`` updates one parameter after another, ``foreach`` all in a few calls, ``fused`` in one
 kernel. ``capturable`` keeps step counts on the device, as CUDA graphs need. ``tensor_lr`` keeps the
 learning rate in a tensor, so that a schedule does not recompile. ``compiled`` leaves the optimizer
-as it is: :mod:`autocompile.runtime.inplace` compiles its step.
+as it is: :mod:`autocompile.runtime.applying` compiles its step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from autocompile.settings.dimensions import OPTIMIZERS
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet.
 
-    Raises:
-        UsageError: this optimizer has no such implementation.
+    Raises a UsageError if this optimizer has no such implementation.
     """
     if name in ("default", "compiled"):
         return

@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
+from autocompile.errors import RunError
 from autocompile.runtime.machine import describe
 from autocompile.settings.tuned import Tuned
+from autocompile.store.files import make_folder, write_bytes
 
 _ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
 _LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")  # built, below Inductor's cache folder
@@ -45,49 +47,45 @@ def save(path: Path, device: torch.device) -> int:
     return graphs
 
 
-def load(settings: Tuned, device: torch.device) -> bool:
+def load(settings: Tuned, device: torch.device) -> None:
     """Load the code that was saved with settings, if any, into torch's cache, once a process.
 
-    Warns:
-        UserWarning: the file is missing, changed, or made for another torch or machine; torch then
-            compiles as usual.
+    Warns if the file is missing, changed, or made for another torch or machine.
     """
-    if not (settings.cache and settings.folder):
-        return False
-    path = os.path.join(settings.folder, os.path.basename(settings.cache.get("file", "")))
-    return _load_once(path, settings.cache.get("sha256", ""), device)
+    if settings.cache and settings.folder:
+        path = os.path.join(settings.folder, os.path.basename(settings.cache.get("file", "")))
+        _load_once(path, settings.cache.get("sha256", ""), device)
 
 
 @functools.cache
-def _load_once(path: str, sha256: str, device: torch.device) -> bool:
+def _load_once(path: str, sha256: str, device: torch.device) -> None:
     try:
-        why_not = _load(path, sha256, device)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        why_not = f"it cannot be read: {error}"
-    if why_not:
+        _load(path, sha256, device)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, RunError) as error:
         warnings.warn(
-            f"the compiled code in {path} is not used, and torch compiles as usual: {why_not}. "
+            f"the compiled code in {path} is not used, and torch compiles as usual: {error}. "
             "`autocompile export RUN -o tuned.json --with-cache` writes it again",
             stacklevel=4,
         )
-    return not why_not
 
 
-def _load(path: str, sha256: str, device: torch.device) -> str:
-    """Load a cache file; returns why it cannot be used, or an empty string."""
+def _load(path: str, sha256: str, device: torch.device) -> None:
     content = Path(path).read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
-        return "it is not the file that the settings were written with"
+        raise ValueError("it is not the file that the settings were written with")
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         there, here = json.loads(file.read(_FINGERPRINT)), _fingerprint(device)
         if differences := [f"{k} {there[k]}, here {here[k]}" for k in here if there[k] != here[k]]:
-            return f"it was made elsewhere ({'; '.join(differences)})"
+            raise ValueError(f"it was made elsewhere ({'; '.join(differences)})")
         for name in file.namelist():
             if _LIBRARY.fullmatch(place := name.removeprefix(_LIBRARIES)):
-                _write(_cache_folder() / place, file.read(name))
+                library = _cache_folder() / place
+                make_folder(library.parent)
+                write_bytes(library, file.read(name))
         artifacts = file.read(_ARTIFACTS)
     without_headers()
-    return "" if torch.compiler.load_cache_artifacts(artifacts) else "torch cannot read it"
+    if not torch.compiler.load_cache_artifacts(artifacts):
+        raise ValueError("torch cannot read it")
 
 
 def without_headers() -> None:
@@ -107,14 +105,3 @@ def _fingerprint(device: torch.device) -> dict[str, str]:
 
 def _cache_folder() -> Path:
     return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write by rename, since another process may read the file meanwhile."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.chmod(0o755)
-    os.replace(temporary, path)

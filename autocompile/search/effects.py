@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ _FIELD, _OPTION = 0.15, 0.08  # other fields, other options
 _HERE = 0.5  # of the part at one batch size, relative to the shared part
 _PLAIN_LOG = 0.02  # penalty for each further field, so that combinations come later
 _WHOLE, _WHOLE_HERE = 0.05, 0.04  # of a setting as a whole: shared part, part at a batch size
-_MOST_LARGER = 4.0  # by which a model's compiles may be expected to take longer or shorter
 _WORST = -0.7  # log speed-up below which a result counts as noisier
-_NOISE, _WIDTH = 0.03, 3.92  # of one process; width of a 95 % interval in standard deviations
+_SECONDS = 3.0  # that a field adds to a trial if it is in no table
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,6 @@ class Prior:
     effects: Mapping[str, float] = field(default_factory=dict)  # mean log speed-up by field
     seconds: Mapping[str, float] = field(default_factory=dict)  # that a field adds to a trial
     base_s: float = 2.0  # of a trial that compiles nothing
-    modules: int | None = None  # of the tables' models, in the geometric mean; None: not known
-
-    def of_size(self, modules: int | None) -> Prior:
-        """The prior of a model with so many modules, whose compiles take with their root."""
-        if not self.modules or not modules:
-            return self
-        factor = min(_MOST_LARGER, max(1 / _MOST_LARGER, math.sqrt(modules / self.modules)))
-        return replace(self, seconds={n: factor * s for n, s in self.seconds.items()})
 
     def mean(self, config: CompileConfig) -> float:
         """The expected log speed-up; each further field costs a little."""
@@ -55,7 +46,7 @@ class Prior:
         return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
-        return self.base_s + sum(self.seconds.get(n, _seconds(n)) for n in costs_of(config))
+        return self.base_s + sum(self.seconds.get(n, _SECONDS) for n in costs_of(config))
 
 
 def costs_of(config: CompileConfig) -> list[str]:
@@ -63,17 +54,6 @@ def costs_of(config: CompileConfig) -> list[str]:
     of_optimizer = "optimizer=compiled compiled"
     is_within = config.scope == "step" and config.optimizer != "fused" and not config.is_eager
     return list(dict.fromkeys([*config.features, *([of_optimizer] if is_within else [])]))
-
-
-def _seconds(feature: str) -> float:
-    """Seconds that a field adds to a trial if it is in no table."""
-    if feature.endswith(" eager") or feature.startswith("optimizer"):
-        return 0.0
-    if feature == "freezing=True":
-        return 8.0
-    if "=" not in feature or "autotune" in feature or "cpp_wrapper" in feature:
-        return 5.0  # a backend, or a slow option
-    return 1.0
 
 
 def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
@@ -88,40 +68,35 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 
 
 class Effects:
-    """The model of all settings of a study, with a prior for each phase.
-
-    Attributes:
-        has: which setting (row) has which feature (column).
-        phase, cell: a number for the phase of each setting, and for phase and batch size.
-    """
+    """The model of all settings of a study, with a prior for each phase."""
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self._prior = np.array([priors[s.phase].mean(s.config) for s in settings])
-        self.phase = _codes([s.phase for s in settings])
-        self.cell = _codes([s.cell for s in settings])
+        self._phase = _codes([s.phase for s in settings])
+        self.cell = _codes([s.cell for s in settings])  # of phase and batch size
         self._config = _codes([s.config for s in settings])
         names = sorted(set().union(*(s.config.features for s in settings)))
-        has = [[name in s.config.features for name in names] for s in settings]
-        self.has = np.array(has, dtype=bool).reshape(len(settings), len(names))
+        rows = [[name in s.config.features for name in names] for s in settings]
+        has = np.array(rows, dtype=bool).reshape(len(settings), len(names))
         kinds = [name.split("=")[0] for name in names]
         deviations = [_FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds]
-        self._deviations = self.has * np.array(deviations)
+        self._deviations = has * np.array(deviations)
         # The speed-up of plain eager is known to be 1.
-        self._unknown = self.has.any(axis=1).astype(float)
+        self._unknown = has.any(axis=1).astype(float)
         own = np.square(self._deviations).sum(axis=1) * (1 + _HERE**2)
         self._variance = self._unknown * (own + _WHOLE**2 + _WHOLE_HERE**2)
 
-    def posterior(self, values: Any, spreads: Any) -> tuple[Any, Any]:
+    def posterior(self, values: Any, noise: Any) -> tuple[Any, Any]:
         """Mean and standard deviation of the log speed-up of each setting, given the results.
 
         Args:
             values: measured log speed-ups of all settings, NaN where there is none.
-            spreads: widths of their 95 % intervals.
+            noise: their standard deviations.
         """
         known = np.flatnonzero(~np.isnan(values))
-        noise = _NOISE + spreads[known] / _WIDTH + np.maximum(0.0, _WORST - values[known])
+        noise = noise[known] + np.maximum(0.0, _WORST - values[known])
         surprise = np.maximum(values[known], _WORST) - self._prior[known]
         with self._blas.limit(limits=1, user_api="blas"):
             covariance = self._covariance(known)
@@ -133,7 +108,7 @@ class Effects:
     def _covariance(self, known: Any) -> Any:
         """Prior covariances of the log speed-ups of some settings (rows) with those of all."""
         alike, here, same = (
-            each[known, None] == each for each in (self.phase, self.cell, self._config)
+            each[known, None] == each for each in (self._phase, self.cell, self._config)
         )
         fields = (self._deviations[known] @ self._deviations.T) * (1 + _HERE**2 * here)
         whole = same * (_WHOLE**2 + _WHOLE_HERE**2 * here)

@@ -20,8 +20,7 @@ from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.search.jobs import run_job
 from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.tuned import FINGERPRINT, unlike
-from autocompile.space.plan import Plan
-from autocompile.space.space import DEFAULT_BATCH_SIZES
+from autocompile.space.space import DEFAULT_BATCH_SIZES, Plan
 from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
 from autocompile.store.sources import sources_of
@@ -38,10 +37,9 @@ _ONE_OF = {"sampler": SAMPLERS, "isolation": get_args(Isolation)}
 def demand_sense(options: Mapping[str, Any]) -> None:
     """Check parameters of :func:`autocompile.tune`: names, and numbers above 0 or None."""
     for name, value in options.items():
-        if name in _ONE_OF:
-            if value not in _ONE_OF[name]:
-                known = ", ".join(_ONE_OF[name])
-                raise UsageError(f"unknown {name} {value!r} (choose from: {known})")
+        if known := _ONE_OF.get(name):
+            if value not in known:
+                raise UsageError(f"unknown {name} {value!r} (choose from: {', '.join(known)})")
         elif value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise UsageError(f"{name} is {value!r}, and takes a number above 0")
 
@@ -55,7 +53,7 @@ def resolved(
     """
     plan = Plan(**asked)
     if resume:
-        folder = RunFolder(run_dir) if run_dir else runs.latest_of(plan.target)
+        folder = RunFolder(run_dir or runs.latest_of(plan.target, runs.HERE))
         earlier = Plan.from_dict(folder.read_run()["plan"])
         earlier.demand_same(asked)
         return folder, earlier
@@ -132,26 +130,27 @@ def probe(
         progress.warning(
             f"the target was loaded again in a fresh interpreter: {ending.first.message}"
         )
-    said = ProbeResult.read(ending.payload)
+    result = ProbeResult.read(ending.payload)
     if ending.outcome is Outcome.OK:
-        return said
-    error = said.error or _target_error(plan.target, ending, said, f"log: {job.folder / 'log.txt'}")
+        return result
+    log = f"log: {job.folder / 'log.txt'}"
+    error = result.error or _target_error(plan.target, ending, result, log)
     if environment == "default":
         raise error
     where = f"in the environment {environment} ({job.python})"
     raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
 
 
-def _target_error(place: str, ending: Ending, said: ProbeResult, log: str) -> TargetError:
+def _target_error(place: str, ending: Ending, result: ProbeResult, log: str) -> TargetError:
     """Why there is nothing to tune, in one paragraph."""
-    where = [said.where] if said.where else []
+    where = [result.where] if result.where else []
     if ending.outcome is Outcome.IMPORT_ERROR:
         return TargetError(f"{place} cannot be imported: {ending.message}", *where)
     if ending.outcome is not Outcome.RUNTIME_ERROR:
         what = f"{place} ended with {ending.outcome.value} before anything was compiled"
         return TargetError(what, ending.message, *where, log, hint=_MORE.get(ending.outcome))
-    if said.during:
-        return TargetError(f"{said.during} of {place} raised {ending.message}", *where)
+    if result.during:
+        return TargetError(f"{result.during} of {place} raised {ending.message}", *where)
     if ending.step is Step.BUILD:
         return TargetError(f"the model of {place} cannot be built: {ending.message}", *where)
     what = "the eager model fails before anything is compiled, so there is nothing to tune"
@@ -195,8 +194,9 @@ def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], eve
         names.remove("threads")
     for where, (before, here) in both.items():
         for what, (old, new) in unlike(before, here, sorted(names)).items():
-            told = f"{old} then, {new} now"
-            raise RunError(f"{folder.path} was made with another {what}{where}", told, hint=anew)
+            both_values = f"{old} then, {new} now"
+            what = f"{folder.path} was made with another {what}{where}"
+            raise RunError(what, both_values, hint=anew)
     earlier, files = run.get("sources", {}), _digests(plan.target)
     changed = [path for path, digest in earlier.items() if files and files.get(path) != digest]
     if not changed and run["target"].get("sha256") != every["default"].target.get("sha256"):

@@ -9,7 +9,6 @@ database is made anew from the records, and one that ``--storage`` names gets th
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
-from autocompile.search.sampler import LEFT, ListedSampler, Rest
+from autocompile.search.sampler import ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -59,7 +58,7 @@ class OptunaStudy:
 
     @property
     def left(self) -> int:
-        return int((self.sampler.seen(self._memory).state == LEFT).sum())
+        return len(self.sampler.left(self._memory))
 
     def ask(self) -> Setting | None:
         """The next setting; None if none can be tried now."""
@@ -73,8 +72,8 @@ class OptunaStudy:
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""
         row, trial = self._row(record), self._open.pop(Setting.of(record))
-        for name, told in row.user_attrs.items():
-            trial.set_user_attr(name, told)
+        for name, value in row.user_attrs.items():
+            trial.set_user_attr(name, value)
         self._memory.tell(trial, row.value, state=row.state)
         try:
             if self._disk is not None:
@@ -108,11 +107,11 @@ class OptunaStudy:
             path = self.folder.study_db
             path.unlink(missing_ok=True)
             query = {"timeout": str(_LOCK_PATIENCE_S)}
-            own = sql.URL.create("sqlite", database=str(path.resolve()), query=query)
-            url = own.render_as_string()
+            place = sql.URL.create("sqlite", database=str(path.resolve()), query=query)
+            url = place.render_as_string()
         study = self._study(_storage_at(url))
-        told = {row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)}
-        study.add_trials(row for row in rows if row.user_attrs["number"] not in told)
+        known = {row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)}
+        study.add_trials(row for row in rows if row.user_attrs["number"] not in known)
         return study
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
@@ -160,19 +159,15 @@ def _attributes(record: Record) -> dict[str, Any]:
         "setting": record.config.label(),
         "phase": record.phase,
         "batch_size": record.batch_size,
+        "message": record.message[:500] or None,
+        "same_as": record.duplicate_of,
+        "seconds": round(record.wall_s, 3) or None,
     }
-    if record.message:
-        every["message"] = record.message[:500]
-    if record.duplicate_of is not None:
-        every["same_as"] = record.duplicate_of
-    if record.wall_s:
-        every["seconds"] = round(record.wall_s, 3)
     if record.ok and record.measurement:
         speedup = record.measurement.speedup
         every["call_ms"] = float(f"{1e3 * record.measurement.compiled_call_s:.4g}")
         every["interval"] = f"{speedup.low:.3f} to {speedup.high:.3f}"
-        every["spread"] = math.log(speedup.high / speedup.low)
-    return every
+    return {name: value for name, value in every.items() if value is not None}
 
 
 # The database that --storage names ----------------------------------------------------------------
@@ -197,11 +192,9 @@ def _storage_at(url: str) -> optuna.storages.RDBStorage:
 def _unusable(url: str, error: Exception) -> RunError:
     """What to say of a database that cannot be used."""
     not_read = "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
-    driver = "install it, or name the driver that is there, as in postgresql+psycopg://USER@HOST/DB"
     return RunError(
         f"the study database {without_password(url)} cannot be used",
         _first_line(error) if _read(url) else not_read,
-        *([driver] if isinstance(error, ImportError) else []),
         hint="another --storage, or none: the run then keeps its own database",
     )
 

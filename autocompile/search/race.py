@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
@@ -28,17 +27,14 @@ from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
-_SHARE = 0.5  # of a trial's memory: finalists that need more together have processes of their own
-_WARM = (
-    0.25  # of a cold compile: 4 to 25 % in nearly all races of studies/gpu; others keep no cache
-)
+_WARM = 0.25  # of a cold compile by Inductor: 4 to 25 % in nearly all races of studies/gpu
 _SLACK = 0.1  # share of the budget by which a set may overrun it
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
 @dataclass
 class _Set:
-    """One set of a phase and batch size: settings by process, those to start and those started."""
+    """One set of a phase and batch size: settings by process, those to start and those running."""
 
     cell: Cell
     number: int
@@ -46,8 +42,7 @@ class _Set:
     began: float
     waiting: list[list[Candidate]]
     takes_turns: bool
-    started: dict[int, list[Candidate]] = field(default_factory=dict)
-    running: set[int] = field(default_factory=set)
+    running: dict[int, list[Candidate]] = field(default_factory=dict)
 
 
 @dataclass
@@ -77,12 +72,12 @@ class Race:
                 if not jobs.size:
                     return  # nothing is left, or Ctrl-C before it began
                 job, ending = jobs.next()
-                own = next(each for each in sets if job in each.started)
-                self._keep(job, own, ending)
-                if not own.waiting and not own.running:
-                    spent_s = self.study.budget.spent_s - own.began
-                    self._took_s[own.cell] = spent_s / (1 + own.size)
-                    sets.remove(own)
+                current = next(each for each in sets if job in each.running)
+                self._save(job, current, ending)
+                if not current.waiting and not current.running:
+                    spent_s = self.study.budget.spent_s - current.began
+                    self._took_s[current.cell] = spent_s / (1 + current.size)
+                    sets.remove(current)
 
     def _next(self, raced: Collection[Cell] = ()) -> tuple[Cell, list[Candidate]] | None:
         """The phase and batch size that is raced next, and who runs; None if nothing is open.
@@ -115,8 +110,8 @@ class Race:
         total_s = 0.0
         for cell, decision in self._decisions():
             runners = finalists(decision)
-            had = min(map(self._tries, runners), default=SETS[0])
-            total_s += max(0, SETS[0] - had) * self._set_s(cell, runners)
+            fewest = min(map(self._tries, runners), default=SETS[0])
+            total_s += max(0, SETS[0] - fewest) * self._set_s(cell, runners)
         return total_s
 
     def run_exported(self, codes: Mapping[Cell, ExportedCode]) -> None:
@@ -129,7 +124,7 @@ class Race:
                 winner = winners.get(cell)
                 if winner is None or winner.record.number in done or not winner.sets:
                     continue
-                # Lines of its own around the model are another program: nothing of it is cached.
+                # A user's loop around the model is another program: nothing of it is cached.
                 is_step = winner.record.config.scope == "step"
                 cold_s = winner.record.compile_s or 0.0 if is_step else 0.0
                 needed_s = self._set_s(cell, [winner]) + _START_S + cold_s
@@ -139,8 +134,9 @@ class Race:
                 job, ending = jobs.next()
                 for record in self._records(job, [winner], ending):
                     if record.outcome is not Outcome.INFRASTRUCTURE:
-                        kept = dataclasses.replace(record, number=job, role=EXPORTED)
-                        self.study.keep_raced(kept)
+                        self.study.save_raced(
+                            dataclasses.replace(record, number=job, role=EXPORTED)
+                        )
 
     # What has been decided, and the time that is left ---------------------------------------------
 
@@ -148,19 +144,19 @@ class Race:
         """Of each phase and batch size, the user's own first, and of each phase in turn."""
         records = self.study.records
         if self._decided[0] != len(records):
-            found: list[tuple[int, Cell, Decision]] = []
-            for phase, own in self.own_sizes.items():
+            ranked: list[tuple[int, Cell, Decision]] = []
+            for phase, first in self.own_sizes.items():
                 decisions = decide_all((r for r in records if r.phase == phase), self.limits)
-                order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
-                found += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
-            found.sort(key=lambda each: each[0])
-            self._decided = len(records), [(cell, decision) for _, cell, decision in found]
+                order = sorted(decisions, key=lambda size: (size != first, -(size or 0)))
+                ranked += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
+            ranked.sort(key=lambda each: each[0])
+            self._decided = len(records), [(cell, decision) for _, cell, decision in ranked]
         return [each for each in self._decided[1] if each[0] not in self._given_up]
 
     def _tries(self, c: Candidate) -> int:
         """In how many sets it was, those left out included."""
-        own = {c.record.number, *c.same_code}
-        return len({r.race for r in self.study.records if r.repeats in own and r.race is not None})
+        numbers, records = {c.record.number, *c.same_code}, self.study.records
+        return len({r.race for r in records if r.repeats in numbers and r.race is not None})
 
     def _left_s(self, slack: float = _SLACK) -> float:
         """How long a set may take that begins now."""
@@ -172,14 +168,14 @@ class Race:
             return self._took_s[cell] * (1 + len(runners))
         if not runners:
             return 0.0
-        steps, has_cache = ("import", "build", "eager"), self.study.job_factory.has_cache
+        steps = ("import", "build", "eager")
         start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
-        warm_s = 0.0
-        for c in runners:
-            is_warm = any(map(has_cache, (c.record.number, *c.same_code)))
-            is_warm &= c.record.config.backend == "inductor"  # others keep nothing there
-            warm_s += (_WARM if is_warm else 1.0) * c.record.step_s.get("compile", 0.0)
-        return start_s + warm_s + _MAX_S
+        compile_s = sum(
+            (_WARM if c.record.config.backend == "inductor" else 1.0)  # others keep no cache
+            * c.record.step_s.get("compile", 0.0)
+            for c in runners
+        )
+        return start_s + compile_s + _MAX_S
 
     # One set --------------------------------------------------------------------------------------
 
@@ -195,31 +191,25 @@ class Race:
         study.progress.racing(*cell, len(runners), number)
         return _Set(cell, number, len(runners), study.budget.spent_s, groups, len(groups) > 1)
 
-    def _start_groups(self, jobs: Jobs, own: _Set) -> None:
+    def _start_groups(self, jobs: Jobs, current: _Set) -> None:
         """Start what there is room for; after Ctrl-C nothing more."""
-        while own.waiting and jobs.has_room and not (self._alone and jobs.size):
-            group = own.waiting.pop(0)
-            job = self._start(jobs, own.cell, group, takes_turns=own.takes_turns)
-            own.started[job] = group
-            own.running.add(job)
+        while current.waiting and jobs.has_room and not (self._alone and jobs.size):
+            group = current.waiting.pop(0)
+            job = self._start(jobs, current.cell, group, takes_turns=current.takes_turns)
+            current.running[job] = group
 
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
         """Who shares a process with whom.
 
         By themselves are those that set something for the whole process, or whose backend does, run
-        under another interpreter, have failed beside others, or need too much memory together.
+        under another interpreter, or have failed beside others.
         """
-        # An accelerator's trials count its memory, and those of a CPU the host's.
-        limit = self.study.memory_bytes or self.study.job_factory.memory_limit_bytes
-        needed = sum(c.record.peak_memory_bytes or 0 for c in runners)
-        is_large = limit is not None and needed > _SHARE * limit
         alone = [
             c
             for c in runners
-            if is_large
-            or c.record.config.process
+            if c.record.config.process
             or c.record.config.entry.changes_process
-            or c.record.config.numbers != EAGER
+            or c.record.config.eager_reference != EAGER
             or c.record.config.environment != "default"
             or c.record.number in self._alone
         ]
@@ -249,18 +239,20 @@ class Race:
             calls_per_update=self.study.calls_per_update(*cell),
             compile_threads=self.study.executor.compile_threads(not takes_turns),
         )
-        environment = group[0].record.config.environment
-        options: dict[str, Any] = {"fresh": exported is not None, "alone": not takes_turns}
-        job = factory.job(request, environment=environment, **options)
+        job = factory.job(
+            request,
+            environment=group[0].record.config.environment,
+            fresh=exported is not None,
+            alone=not takes_turns,
+        )
         self.study.executor.start(jobs.expect(job))
         return request.number
 
     def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:
-        """With the cache of a trial that has compiled the same code, if one is there."""
-        factory, own = self.study.job_factory, c.record.number
-        cached = next(filter(factory.has_cache, (own, *c.same_code)), own)
-        cache = str(factory.cache_of(cached))
-        return Side(own, c.record.config, cache, factory.has_cache(own), exported)
+        """With the compiler cache of its trial, if one is there."""
+        factory, number = self.study.job_factory, c.record.number
+        cache, has_cache = str(factory.cache_of(number)), factory.has_cache(number)
+        return Side(number, c.record.config, cache, has_cache, exported)
 
     def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
         self.study.job_factory.drop_cache(job)
@@ -272,26 +264,25 @@ class Race:
             return int((self.study.job_factory.folder.trial(job) / AT_WORK).read_text("utf-8"))
         return -1
 
-    def _keep(self, job: int, own: _Set, ending: Ending) -> None:
+    def _save(self, job: int, current: _Set, ending: Ending) -> None:
         """Save a record of each side; one that failed beside others is run again by itself."""
-        own.running.discard(job)
-        cell, group = own.cell, own.started[job]
-        study = self.study
+        study, group = self.study, current.running.pop(job)
+        had_company = current.takes_turns or len(group) > 1
         numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
         for record in self._records(job, group, ending):
             trial = record.repeats or 0
-            if not record.ok and own.takes_turns | (len(group) > 1) and trial not in self._alone:
+            if not record.ok and had_company and trial not in self._alone:
                 self._alone.add(trial)
                 continue
-            detail = {**record.detail, "raced_in": job}
-            kept = dataclasses.replace(record, number=next(numbers), race=own.number, detail=detail)
-            study.keep_raced(kept)
-        is_ours = self._at_work(job) in [c.record.number for c in group]
+            record.number, record.race = next(numbers), current.number
+            record.detail["raced_in"] = job
+            study.save_raced(record)
+        is_of_setting = self._at_work(job) in [c.record.number for c in group]
         if ending.outcome is Outcome.OK:
-            is_ours = bool(ending.payload.get("sides"))
-        if not is_ours and ending.outcome is not Outcome.INTERRUPTED:
+            is_of_setting = bool(ending.payload.get("sides"))
+        if not is_of_setting and ending.outcome is not Outcome.INTERRUPTED:
             study.progress.warning(
-                f"a race of {cell[0]} ended with {ending.outcome.value} ({ending.message}): "
-                f"log in {study.job_factory.folder.trial(job)}"
+                f"a race of {current.cell[0]} ended with {ending.outcome.value} "
+                f"({ending.message}): log in {study.job_factory.folder.trial(job)}"
             )
-            self._given_up.add(cell)  # it has nothing to do with a setting
+            self._given_up.add(current.cell)

@@ -1,17 +1,16 @@
-"""What is kept of a trial: from how its job ended, or from other trials, without running it."""
+"""The record of a trial: from how its job ended, or from its plainer twin, without running it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
-from autocompile.settings.config import CompileConfig, Setting
-from autocompile.settings.dimensions import DIMENSIONS
+from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, Step
 
 Known = Mapping[Setting, Record]
@@ -30,29 +29,29 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     One that makes no sense is ``infrastructure``.
     """
     place = number, setting.phase, setting.config, setting.batch_size
-    own: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
-    own |= {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
-    own |= {"role": "search", "repeats": None, "race": None}
-    own |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": _spans(ending)}
+    of_parent: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
+    of_parent |= {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
+    of_parent |= {"role": "search", "repeats": None, "race": None, "duplicate_of": None}
+    of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": _spans(ending)}
     try:
-        record = Record.from_dict({**ending.payload, **own})
+        record = Record.from_dict({**ending.payload, **of_parent})
+        if record.measurement is None and record.outcome is Outcome.OK:
+            raise ValueError("it has no measurement")
         json.dumps([record.detail, record.explained], allow_nan=False)
     except _NO_RECORD as error:
         what = f"its result makes no sense: {error}"
-        return Record(*place, Outcome.INFRASTRUCTURE, ending.step, what)
-    if record.measurement or record.outcome is not Outcome.OK:
-        record.duplicate_of = None
+        return Record(*place, outcome=Outcome.INFRASTRUCTURE, step=ending.step, message=what)
     if ending.stack:
         record.detail["stack"] = ending.stack
     if first := ending.first:
-        told = f"{first.outcome.value} in {first.step.value} ({first.message})"
+        ended = f"{first.outcome.value} in {first.step.value} ({first.message})"
         record.notes.append(
-            f"second try, alone and in a fresh interpreter; the first ended with {told}"
+            f"second try, alone and in a fresh interpreter; the first ended with {ended}"
         )
     if record.compile_s is not None:  # without the pauses for other trials' measurements
         begin, end = record.compile_window or (0.0, 0.0)
-        held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
-        record.compile_s = max(0.0, record.compile_s - held)
+        paused_s = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
+        record.compile_s = max(0.0, record.compile_s - paused_s)
     record.compile_window = None
     return record
 
@@ -64,137 +63,71 @@ def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
 
 
 def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:
-    """What is kept of a race that has ended, a record for each side; numbers are still to be given.
+    """A record for each side of a race that has ended; numbers are still to be given.
 
     Args:
         trials: those that were raced.
         at_work: the trial whose turn it was when the process ended; another number for none.
     """
-    own = {r.number: r for r in trials}
+    by_number = {r.number: r for r in trials}
     endings: dict[int, Ending] = {}
     sides = ending.payload.get("sides") if ending.outcome is Outcome.OK else None
-    for said in sides if isinstance(sides, list) else ():
+    for side in sides if isinstance(sides, list) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):  # it is no side
-            trial, outcome, step = own[said["number"]], Outcome(said["outcome"]), Step(said["step"])
-            message = str(said.get("message", ""))
-            endings[trial.number] = dataclasses.replace(
-                ending, outcome=outcome, step=step, message=message, payload=said
+            number = by_number[side["number"]].number
+            outcome, step = Outcome(side["outcome"]), Step(side["step"])
+            message = str(side.get("message", ""))
+            endings[number] = dataclasses.replace(
+                ending, outcome=outcome, step=step, message=message, payload=side
             )
-    if ending.outcome not in (Outcome.OK, Outcome.INTERRUPTED) and at_work in own:
+    if ending.outcome not in (Outcome.OK, Outcome.INTERRUPTED) and at_work in by_number:
         endings[at_work] = dataclasses.replace(ending, payload={})
     records = []
     for number, each in endings.items():
-        record = to_record(-1, Setting.of(own[number]), each)
+        trial = by_number[number]
+        record = to_record(-1, Setting.of(trial), each)
         record.role, record.repeats = "confirm", number
         record.wall_s /= len(endings)
-        record.refresh_s = own[number].refresh_s
-        record.calls_per_update = own[number].calls_per_update
+        record.refresh_s = trial.refresh_s
+        record.calls_per_update = trial.calls_per_update
         records.append(record)
     return records
 
 
 def answer(number: int, setting: Setting, known: Known) -> Record | None:
-    """The record of a setting as far as other trials determine it; None if it must be tried."""
-    place = number, setting.phase, setting.config, setting.batch_size
-    own: dict[str, Any] = {"number": number, "config": setting.config, "wall_s": 0.0, "spans": ()}
+    """The record of a setting by that of its plainer twin; None if it must be tried."""
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
-    if twin and twin.ok and _is_one_graph(twin):
-        source = twin.number if twin.duplicate_of is None else twin.duplicate_of
-        notes = [*twin.notes, _FULLGRAPH]
-        return dataclasses.replace(twin, duplicate_of=source, notes=notes, **own)
-    if setting.config.fullgraph and (broke := _break_of(setting, known)):
-        same = None if broke.ok else broke.number
-        detail = {"breaks": broke.detail.get("breaks", []), "answered": True}
-        outcome, step = Outcome.GRAPH_BREAK, Step.COMPILE
-        return Record(*place, outcome, step, _told(broke), duplicate_of=same, detail=detail)
-    if empty := _without_graph(setting, known):
-        detail = {**empty.detail, "answered": True}
-        return dataclasses.replace(empty, duplicate_of=empty.number, detail=detail, **own)
-    return None
+    if twin is None:
+        return None
+    if twin.ok and twin.graph_breaks:
+        place = number, setting.phase, setting.config, setting.batch_size
+        detail = {"breaks": twin.detail.get("breaks", []), "answered": True}
+        record = Record(*place, message=_breaks(twin), detail=detail)
+        record.outcome, record.step = Outcome.GRAPH_BREAK, Step.COMPILE
+        return record
+    if twin.ok and not _is_one_graph(twin):
+        return None
+    return dataclasses.replace(
+        twin,
+        number=number,
+        config=setting.config,
+        wall_s=0.0,
+        spans=(),
+        duplicate_of=twin.number if twin.duplicate_of is None else twin.duplicate_of,
+        detail=twin.detail if twin.ok else {**twin.detail, "answered": True},
+        notes=[*twin.notes, _FULLGRAPH] if twin.ok else twin.notes,
+    )
 
 
 def _is_one_graph(record: Record) -> bool:
     """Whether it was compiled once as one graph, so that ``fullgraph=True`` is equal."""
-    skipped = record.graph_breaks or record.recompiles or record.detail.get("skipped_frames")
+    skipped = record.recompiles or record.detail.get("skipped_frames")
     return not skipped and record.graphs in (None, 1)
 
 
-def _told(broke: Record) -> str:
-    """How a trial says that the graph breaks."""
-    if not broke.ok:
-        return broke.message
-    first: Mapping[str, str] = next(iter(broke.detail.get("breaks", [])), {})
+def _breaks(record: Record) -> str:
+    """What a trial says of the breaks of its graph."""
+    first: Mapping[str, str] = next(iter(record.detail.get("breaks", [])), {})
     reason = f": {first['reason']}" if first.get("reason") else ""
     place = f" ({first['place']})" if first.get("place") else ""
-    return f"trial {broke.number} broke the graph {broke.graph_breaks} times{reason}{place}"
-
-
-def _break_of(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo broke this graph: it failed of that, or counted the breaks."""
-    broke = (
-        r for r in known.values() if (r.graph_breaks and r.ok) or r.outcome is Outcome.GRAPH_BREAK
-    )
-    found = [r for r in _traced_alike(setting, broke) if r.duplicate_of is None]
-    return min(found, key=lambda r: r.ok, default=None)  # a failed one has torch's message
-
-
-def _without_graph(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo captured no graph.
-
-    Constant weights and regions compile something else, so they are excluded.
-    """
-    config = setting.config
-    if config.is_eager or config.freezing or config.scope != "model":
-        return None
-    without = (Outcome.NOT_COMPILED, Outcome.RECOMPILE_LIMIT)
-    empty = (r for r in known.values() if r.outcome in without)
-    found = (r for r in _traced_alike(setting, empty) if not r.config.freezing)
-    return next(found, None)
-
-
-def _traced_alike(setting: Setting, records: Iterable[Record]) -> list[Record]:
-    """The trials in which Dynamo has seen what it would see of this setting, with any backend."""
-    return [
-        r
-        for r in records
-        if (r.phase, r.batch_size) == setting.cell
-        and not r.detail.get("answered")
-        and _traces_alike(r.config, setting.config)
-    ]
-
-
-def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
-    """Whether Dynamo, which comes before any backend, sees one program and the same shapes."""
-    same = (d.name for d in DIMENSIONS if not d.traces_alike)
-    same_shapes = (ours.dynamic is True) == (theirs.dynamic is True)
-    return same_shapes and all(getattr(ours, name) == getattr(theirs, name) for name in same)
-
-
-def known_codes(setting: Setting, worked: Iterable[Record]) -> dict[str, int]:
-    """Compiled code (its hash) to trial number, of those that worked with the same inputs."""
-    return {
-        r.code: r.number
-        for r in worked
-        if r.code and r.duplicate_of is None and r.config.environment == setting.config.environment
-    }
-
-
-def of_twin(record: Record, known: Known) -> Record:
-    """The result of a trial that ended in the code of another one, which was measured."""
-    twin = record.duplicate_of
-    source = next((r for r in known.values() if r.number == twin and r.ok), None)
-    if source is None:
-        what = "it has no measurement, and names no trial that has one"
-        record.outcome, record.message, record.duplicate_of = Outcome.INFRASTRUCTURE, what, None
-        return record
-    return dataclasses.replace(
-        source,
-        number=record.number,
-        config=record.config,
-        duplicate_of=source.number,
-        wall_s=record.wall_s,
-        step_s=record.step_s,
-        spans=record.spans,
-        compile_s=record.compile_s,
-        notes=[*source.notes, f"Inductor wrote the same code as for trial {source.number}"],
-    )
+    return f"trial {record.number} broke the graph {record.graph_breaks} times{reason}{place}"

@@ -19,19 +19,16 @@ from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TrialRequest
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
-from autocompile.search.records import answer, known_codes, of_twin, to_record
-from autocompile.search.sampler import Company, ListedSampler
+from autocompile.search.records import answer, to_record
+from autocompile.search.sampler import ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
 
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
 _SURE = 0.85  # share of the time left that a trial may be expected to take
-_MANY = 1_000
 _SHORT_S = 120.0  # a budget that does not wait for the baseline
 _NAMED = 3  # untried settings that a report may name
-_DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
-_USEFUL = 8  # settings, among which the best is nearly always found
 
 
 @dataclass
@@ -56,12 +53,15 @@ class Study:
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
-        self._cut_off: dict[Setting, int] = {}  # trials whose compiler cache is kept
-        self._warned = False
         for record in self.records:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
-        self.sampler.company = self._company()
+        # On an accelerator a short budget with enough slots does not wait for plain
+        # torch.compile(), or there may be no time for anything else.
+        is_short = (self.budget.total_s or math.inf) <= _SHORT_S
+        self.sampler.baseline_alone = not (
+            self.memory_bytes is not None and is_short and self.executor.slots > 2
+        )
         folder, warn = self.job_factory.folder, self.progress.warning
         self._optuna = OptunaStudy(self.sampler, self.study_name, folder, self.storage, warn)
         listed = set(self.sampler.settings)  # an older version may have tried others
@@ -89,9 +89,14 @@ class Study:
                     self._first_tries[number] = ending
                     self._to_retry.append(number)
                 else:
-                    self._keep(self._concluded(number, ending))
-            while self._to_retry:
-                self._keep(self._not_retried(self._to_retry.popleft(), jobs.interrupted))
+                    self._save(self._concluded(number, ending))
+            while self._to_retry:  # Ctrl-C, or the budget is spent
+                number = self._to_retry.popleft()
+                first = self._first_tries.pop(number)
+                ended = f"the first ended with {first.outcome.value} ({first.message})"
+                message = f"stopped before its second try; {ended}"
+                stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=message)
+                self._save(self._concluded(number, stopped))
 
     @property
     def is_done(self) -> bool:
@@ -111,11 +116,8 @@ class Study:
 
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends."""
-        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s)
-
-    @property
-    def _is_baseline_running(self) -> bool:
-        return not self.sampler.baselines.isdisjoint(self._running.values())
+        has_baseline = not self.sampler.baselines.isdisjoint(self._running.values())
+        return self.budget.is_over(0.0 if has_baseline else self._races_s)
 
     def _limit_s(self) -> float:
         """How long a trial may take that begins now, so that it ends before the races.
@@ -126,8 +128,8 @@ class Study:
             return math.inf
         ran = [r.step_s for r in self._worked() if r.wall_s > 0]
         timed = [steps.get("verify", 0.0) + steps.get("measure", 0.0) for steps in ran]
-        held_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
-        return _SURE * self.budget.for_search_s(self._races_s) - held_s
+        waits_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
+        return _SURE * self.budget.for_search_s(self._races_s) - waits_s
 
     def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
         """All that may start now; settings that need no process get their record at once."""
@@ -139,24 +141,13 @@ class Study:
         while jobs.has_room and (setting := self._next()):
             number = self.job_factory.next_number()
             if (record := answer(number, setting, self._known)) is not None:
-                self._keep(record)
+                self._save(record)
                 continue
             self._processes += 1
             self._running[number] = setting
             job = self._job(number, setting)
             self.progress.started(number, setting, "search")
             yield job
-
-    def _company(self) -> Company:
-        """What may run beside plain ``torch.compile()``.
-
-        On an accelerator eager trials leave the cores alone. A short budget with enough of them
-        does not wait for it, or there may be no time for anything else.
-        """
-        if self.memory_bytes is None:
-            return "none"
-        is_short = (self.budget.total_s or math.inf) <= _SHORT_S
-        return "all" if is_short and self.executor.slots > 2 else "eager"
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
@@ -169,9 +160,9 @@ class Study:
     @property
     def _fitting(self) -> int:
         """How many trials the accelerator's memory holds side by side, by the largest so far."""
-        told = [r.held_bytes for r in self._worked()]
-        held = max((each for each in told if isinstance(each, int)), default=0)
-        return max(1, int(self.memory_bytes / held)) if self.memory_bytes and held else _MANY
+        largest = max((r.held_bytes or 0 for r in self._worked()), default=0)
+        slots = self.executor.slots
+        return max(1, int(self.memory_bytes / largest)) if self.memory_bytes and largest else slots
 
     def _worked(self, cell: Cell | None = None) -> list[Record]:
         return [r for s, r in self._known.items() if r.ok and cell in (None, s.cell)]
@@ -182,7 +173,7 @@ class Study:
         config, worked = setting.config, self._worked(setting.cell)
         speeds = [r.measurement.speedup.value for r in worked if r.measurement]
         # Plain torch.compile() runs as a user's program does.
-        is_alone = setting in self.sampler.baselines and self.sampler.company != "all"
+        is_alone = setting in self.sampler.baselines and self.sampler.baseline_alone
         request = TrialRequest(
             header=self.job_factory.header,
             number=number,
@@ -191,7 +182,6 @@ class Study:
             batch_size=setting.batch_size,
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            known_codes=known_codes(setting, worked),
             compile_threads=self.executor.compile_threads(is_alone),
         )
         seen = [
@@ -208,36 +198,16 @@ class Study:
             fresh=is_retry,
             alone=is_retry,
             environment=config.environment,
-            goes_on_from=self._cut_off.get(setting),
         )
 
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
         ending = dataclasses.replace(ending, first=self._first_tries.pop(number, None))
-        record = to_record(number, setting, ending)
-        if (cut_off := self._cut_off.pop(setting, None)) is not None:
-            note = f"its compile went on from the cache of trial {cut_off}, which was cut off"
-            record.notes.append(f"{note}: from nothing it takes longer")
-        if record.outcome is Outcome.OK and record.measurement is None:
-            record = of_twin(record, self._known)
-        return record
+        return to_record(number, setting, ending)
 
-    def _not_retried(self, number: int, interrupted: bool) -> Record:
-        """The record of a trial whose second try never began."""
-        first = self._first_tries.pop(number)
-        if interrupted:
-            said = f"{first.outcome.value} ({first.message})"
-            what = f"stopped before its second try; the first ended with {said}"
-            stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=what)
-            return self._concluded(number, stopped)
-        record = self._concluded(number, first)
-        note = "not tried again, alone and in a fresh interpreter: the budget was spent"
-        record.notes.append(note)
-        return record
+    # What is saved --------------------------------------------------------------------------------
 
-    # What is kept ---------------------------------------------------------------------------------
-
-    def _keep(self, record: Record) -> None:
+    def _save(self, record: Record) -> None:
         """Save a record of the search, before Optuna is told."""
         self.job_factory.folder.save(record)
         self.records.append(record)
@@ -245,9 +215,8 @@ class Study:
         self._optuna.tell(record)
         self._drop_caches(record)
         self.progress.ended(record, self._optuna.left + len(self._running))
-        self._warn_of_dear_compiles(record)
 
-    def keep_raced(self, record: Record) -> None:
+    def save_raced(self, record: Record) -> None:
         """Save one side of a race; it is not part of the Optuna study."""
         self.job_factory.folder.save(record)
         self.records.append(record)
@@ -255,19 +224,11 @@ class Study:
 
     def _learn(self, record: Record) -> None:
         """An interrupted setting has no result: it is still to be tried."""
-        if record.role != "search":
-            return
-        setting = Setting.of(record)
-        if record.outcome is Outcome.INTERRUPTED:
-            if self.job_factory.has_cache(record.number):
-                self._cut_off[setting] = record.number
-            return
-        self._known[setting] = record
+        if record.role == "search" and record.outcome is not Outcome.INTERRUPTED:
+            self._known[Setting.of(record)] = record
 
     def _drop_caches(self, record: Record) -> None:
         """Keep the compiler caches of those that may be raced, which run on them."""
-        if record.outcome is Outcome.INTERRUPTED:
-            return  # a resumed run goes on with it
         if not record.ok or record.config.is_eager:
             self.job_factory.drop_cache(record.number)
         rivals = [
@@ -280,16 +241,3 @@ class Study:
         if len(rivals) > _CACHES_KEPT:
             slowest = min(rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
             self.job_factory.drop_cache(slowest.number)
-
-    def _warn_of_dear_compiles(self, record: Record) -> None:
-        """Say after the first compile how long a useful search of this model takes."""
-        total_s, compile_s = self.budget.total_s, record.step_s.get("compile", 0.0)
-        if self._warned or total_s is None or record.config.is_eager or not compile_s:
-            return
-        self._warned = True
-        if compile_s >= _DEAR * total_s:
-            minutes = math.ceil(_USEFUL * record.wall_s / self.executor.slots / 0.6 / 60)
-            self.progress.warning(
-                f"one compile of this model takes {compile_s:.0f} s: a useful search takes about "
-                f"{minutes} minutes (--budget {minutes}m); this one has {total_s:.0f} s"
-            )

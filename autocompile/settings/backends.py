@@ -26,7 +26,6 @@ class Variant:
 class Backend:
     """What torch does not tell of a backend: the defaults are those of one that is not listed."""
 
-    by_default: bool = True  # looked at where nobody names backends
     trains: bool = True  # computes gradients, or leaves them to torch
     has_modes: bool = False  # takes Inductor's modes
     by_inductor: bool = False  # Inductor compiles its graphs, freezes weights, draws numbers
@@ -40,7 +39,6 @@ class Backend:
     avx512: bool = False  # does nothing on a CPU without AVX-512
     changes_process: bool = False  # for whatever is compiled later
     device: str | None = None  # the only type of device that it is for
-    elsewhere: str = ""  # what is said on another one
     todo: str = ""  # what to do where it does not work
 
 
@@ -57,7 +55,7 @@ _INDUCTOR = (
     Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda", of_convolutions=True),
     Variant({"cpp_wrapper": True}, "cuda"),
 )
-_own = functools.partial(
+_onnx = functools.partial(
     Backend, trains=False, lays_out=True, variants=(Variant({"weights": "baked"}),), ours=True
 )
 _GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
@@ -71,11 +69,10 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "cudagraphs": Backend(
         device="cuda",
-        elsewhere="no CUDA device: torch would run it as eager",
         todo="run where there is an NVIDIA GPU",
     ),
-    "onnxrt": _own(todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"),
-    "openvino_onnx": _own(package="openvino", device="cpu", todo=_GET_OPENVINO),
+    "onnxrt": _onnx(todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"),
+    "openvino_onnx": _onnx(package="openvino", device="cpu", todo=_GET_OPENVINO),
     "ipex": Backend(
         registered_by="intel_extension_for_pytorch",
         needs="torch 2.8.* with intel-extension-for-pytorch 2.8.*",
@@ -93,18 +90,8 @@ BACKENDS: Mapping[str, Backend] = {
         device="cpu",
         todo="with torch 2.13: pip install 'torch-autocompile[zentorch]'",
     ),
-    "tensorrt": Backend(
-        by_default=False,
-        trains=False,
-        lays_out=True,
-        registered_by="torch_tensorrt",
-        todo="pip install torch-tensorrt",
-    ),
 }
-"""Others can be named too."""
-
-DEFAULT_BACKENDS = tuple(name for name, backend in BACKENDS.items() if backend.by_default)
-"""The backends that are tried when nobody names others, usable or not."""
+"""Those that are tried when nobody names others, usable or not; others can be named too."""
 
 DENIED: Mapping[str, str] = {
     "freezing": "as an option it does nothing for a module's parameters: --freezing true",
@@ -116,7 +103,7 @@ DENIED: Mapping[str, str] = {
 """Options of Inductor that are not taken, and why."""
 
 
-def own_options(backend: str) -> set[str]:
-    """The names of the options of a backend other than Inductor, which tells its own."""
+def options_of(backend: str) -> set[str]:
+    """The names of the options of a backend other than Inductor, which lists its options itself."""
     known = BACKENDS.get(backend, Backend())
     return set() if known.has_modes else {name for v in known.variants for name in v.options}

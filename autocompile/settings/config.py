@@ -5,10 +5,7 @@ A Setting is a config at a batch size of a phase: one point of the space.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,10 +42,6 @@ class CompileConfig:
     """One setting of ``torch.compile``; equal settings compare and hash equal.
 
     ``options`` may be given as a mapping. In eager mode, what needs a compiler has its default.
-
-    Raises:
-        UsageError: a mode together with options or guards (torch refuses the pair), or an unknown
-            value.
     """
 
     backend: str = "inductor"  # a name that Dynamo knows, or "eager" for what is not compiled
@@ -71,14 +64,8 @@ class CompileConfig:
     environment: str = "default"  # the name of the interpreter that the setting runs under
 
     def __post_init__(self) -> None:
-        options: Any = self.options
-        if isinstance(options, Mapping):
-            options = options.items()
-        try:
-            pairs = tuple(sorted((str(k), v) for k, v in options))
-        except (TypeError, ValueError):
-            raise UsageError(f"options {options!r} are not names with a value each") from None
-        object.__setattr__(self, "options", pairs)
+        pairs: Any = dict(self.options).items()
+        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in pairs)))
         for name, value in self.options:
             is_word = isinstance(value, str) and _WORD.fullmatch(value)
             is_number = isinstance(value, (bool, int, float)) or value is None
@@ -88,15 +75,11 @@ class CompileConfig:
                     "an option is a number, true, false or a word: a path, a flag or a cache "
                     "elsewhere could bring in a program",
                 )
-        if self.options and self.mode != "default":
+        if self.mode != "default" and (self.options or self.guards != "all"):
+            more = f"options {dict(self.options)}" if self.options else f"guards {self.guards!r}"
             raise UsageError(
-                f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
-                "torch.compile takes either a mode or options",
-            )
-        if self.guards != "all" and self.mode != "default":
-            raise UsageError(
-                f"mode {self.mode!r} and guards {self.guards!r} cannot go together",
-                "torch.compile takes a filter of guards as an option, and either a mode or options",
+                f"mode {self.mode!r} and {more} cannot go together",
+                "torch.compile takes either a mode or options, of which a filter of guards is one",
             )
         for d, value in self.changed():
             if type(value) not in d.kinds:
@@ -111,8 +94,9 @@ class CompileConfig:
                     object.__setattr__(self, d.name, d.default)
 
     def changed(self, applied: str = "") -> list[tuple[Dimension, Any]]:
-        """The dimensions that differ from plain ``torch.compile()``, with their values: all, or
-        those that are applied to one thing (:attr:`Dimension.applied`).
+        """The dimensions that differ from plain ``torch.compile()``, with their values.
+
+        ``applied``: only those that are applied to this (:attr:`Dimension.applied`).
         """
         return [
             (d, value)
@@ -122,7 +106,7 @@ class CompileConfig:
 
     @property
     def entry(self) -> Backend:
-        """What the table of backends says of its own."""
+        """What the table of backends has for its backend."""
         return BACKENDS.get(self.backend, Backend())
 
     @property
@@ -132,7 +116,7 @@ class CompileConfig:
     @functools.cached_property
     def is_plain_eager(self) -> bool:
         """Whether it is the target as it stands, under any interpreter."""
-        return dataclasses.replace(self, environment="default") == EAGER
+        return replace(self, environment="default") == EAGER
 
     @property
     def is_baseline(self) -> bool:
@@ -145,8 +129,8 @@ class CompileConfig:
         return self.freezing or dict(self.options).get("weights") == "baked"
 
     @property
-    def numbers(self) -> CompileConfig:
-        """Eager mode with what of this setting changes numbers by intention."""
+    def eager_reference(self) -> CompileConfig:
+        """Eager mode with what this setting changes of the numbers by intention."""
         return CompileConfig("eager", **{d.name: v for d, v in self.changed() if d.by_name})
 
     @property
@@ -154,7 +138,7 @@ class CompileConfig:
         """What of a setting of RLlib's updates is about their optimizers."""
         # torch.compile passes over a fused step.
         backend = "eager" if self.optimizer == "fused" else self.backend
-        return dataclasses.replace(
+        return replace(
             self, backend=backend, memory_format="default", scope="model", autocast="none"
         )
 
@@ -168,37 +152,22 @@ class CompileConfig:
         process = self.process if self.scope != "step" else {}  # of all that the step does
         return CompileConfig(backend, optimizer=self.optimizer, **process)
 
-    @property
-    def key(self) -> str:
-        """Twelve hex digits that are the same for equal settings on every machine."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
     def to_dict(self) -> dict[str, Any]:
         """The setting as JSON, every key always present (``report.json``, schema 1)."""
         return {d.name: getattr(self, d.name) for d in DIMENSIONS} | {"options": dict(self.options)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> CompileConfig:
-        """Read what :meth:`to_dict` wrote; unknown keys are an error, missing ones default.
-
-        ``phase``: that it was measured in. In older files the scope ``full``, which was also the
-        one of missing keys, is the whole step of a phase that has one.
-        """
-        if data.get("scope") == "full":
+        """Read what :meth:`to_dict` wrote in a phase; missing keys have their defaults."""
+        if data.get("scope") == "full":  # of older files: the whole step, where there is one
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
-        try:
-            if unknown := set(data) - set(cls.__dataclass_fields__):
-                raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
-            return cls(**data)
-        except UsageError as error:
+        if unknown := set(data) - set(cls.__dataclass_fields__):
             hint = "pip install --upgrade torch-autocompile   (if a newer version wrote it)"
-            raise UsageError(error.what, *error.details, hint=hint) from None
+            raise UsageError(f"a compile setting has no key {min(unknown)!r}", hint=hint)
+        return cls(**data)
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default."""
-        if self.is_eager:
-            raise UsageError("the eager setting is not compiled and has no arguments")
         kwargs = {"backend": self.backend, **{d.name: v for d, v in self.changed("argument")}}
         return kwargs | ({"options": dict(self.options)} if self.options else {})
 
@@ -253,11 +222,11 @@ class CompileConfig:
     def features(self) -> frozenset[str]:
         """What may change its speed, by name; plain eager has nothing."""
         kind = "eager" if self.is_eager else "compiled"
-        found = set() if self.is_eager else {self.backend}
+        names = set() if self.is_eager else {self.backend}
         for d, value in self.changed():
             if d.effect != "none":
-                found.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
-        return frozenset(found | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
+                names.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
+        return frozenset(names | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
 
 
 EAGER = CompileConfig(backend="eager")

@@ -47,10 +47,8 @@ class Place:
     threads: int = 1  # how many torch takes by itself where the phase will run
     has_convolutions: bool = False  # the model has weights of four dimensions
     regions: str = ""  # the blocks that the model repeats, in words; empty if there are none
-    optimizers: tuple[
-        str, ...
-    ] = ()  # implementations that the target's optimizer has beside its own
-    best_optimizer: str = ""  # the fastest of them, timed alone; empty where none was timed
+    # Implementations that the target's optimizer has beside its own.
+    optimizers: tuple[str, ...] = ()
     writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
     kinds: int = 1  # how many of the calls differ in shapes or plain arguments
 
@@ -73,9 +71,6 @@ class Dimension:
     # Why a setting that has another value than the default is not tried; or empty.
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
     needs_compiler: bool = False  # it means nothing in eager mode
-    in_source: bool = False  # all that it does is in the code that Inductor writes
-    traces_alike: bool = False  # Dynamo sees the same program at each value
-    bakes: bool = False  # what new weights cost where they are constants depends on it
     # On the speed: ``per kind`` is another one in eager mode than in compiled code; none where it
     # is known by other names, or there is none.
     effect: Literal["none", "same", "per kind"] = "same"
@@ -196,25 +191,21 @@ def _takes_static(config: CompileConfig, place: Place) -> str:
     return ""
 
 
-# An argument of torch.compile() whose whole effect is in the code that comes out.
-_argument = functools.partial(
-    Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
-)
+_argument = functools.partial(Dimension, needs_compiler=True, applied="argument")
 
 
 # fmt: off
 DIMENSIONS = (
     Dimension(
         "backend", "inductor", "comma list, e.g. inductor,cudagraphs", plural="backends",
-        traces_alike=True, bakes=True, effect="none", applied="argument",
+        effect="none", applied="argument",
     ),
     _argument(
-        "mode", "default", "comma list of Inductor modes", plural="modes",
-        bakes=True, effect="none",
+        "mode", "default", "comma list of Inductor modes", plural="modes", effect="none",
     ),
     _argument(
         "options", (), "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
-        option="option", kinds=(tuple,), bakes=True, effect="none",
+        option="option", kinds=(tuple,), effect="none",
         label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
     ),
     _argument(
@@ -225,12 +216,12 @@ DIMENSIONS = (
         "dynamic", None, "comma list of none, true, false", (None, True, False),
         # With one shape all are the same program; the others only where they are asked for.
         lambda place: (None, True, False) if place.kinds > 1 else (None,),
-        kinds=(bool, type(None)), why_not=_takes_static, traces_alike=False,
+        kinds=(bool, type(None)), why_not=_takes_static,
         label=lambda value: "dynamic" if value else "static",
     ),
     _argument(
         "recompile_limit", None, "comma list of numbers: programs for one function, 8 if left out",
-        values=_some_limits, kinds=(int, type(None)), traces_alike=False, in_source=False,
+        values=_some_limits, kinds=(int, type(None)),
         why_not=lambda config, _: "" if config.dynamic is False else "it is for static shapes",
         label=lambda count: f"up to {count} programs",
     ),
@@ -243,12 +234,12 @@ DIMENSIONS = (
         "freezing", False, "comma list of true, false", (False, True), kinds=(bool,),
         missing=_no_freezing,
         why_not=lambda c, _: "" if c.entry.by_inductor else "only Inductor freezes weights",
-        needs_compiler=True, traces_alike=True, bakes=True, label=lambda value: "frozen weights",
+        needs_compiler=True, label=lambda value: "frozen weights",
     ),
     Dimension(
         "memory_format", "default", "comma list of default, channels_last",
         ("default", "channels_last"), missing=no_convolutions, why_not=_takes_memory_format,
-        traces_alike=True, effect="per kind", applied="model",
+        effect="per kind", applied="model",
         line=lambda value: f"model = model.to(memory_format=torch.{value})",
     ),
     Dimension(
@@ -262,13 +253,13 @@ DIMENSIONS = (
         "threads", None, "comma list, e.g. 1,2; all if left out",
         values=_some_threads, kinds=(int, type(None)),
         missing=lambda place: "" if place.device == "cpu" else "threads are about CPUs",
-        traces_alike=True, effect="per kind", applied="process",
+        effect="per kind", applied="process",
         label=lambda count: f"{count} thread{'s' * (count != 1)}",
         line=lambda count: f"torch.set_num_threads({count})",
     ),
     Dimension(
         "precision", "default", "comma list of default, high, medium: changes numbers",
-        ("default", "high", "medium"), by_name=True, missing=_no_numbers, traces_alike=True,
+        ("default", "high", "medium"), by_name=True, missing=_no_numbers,
         applied="process", label=lambda value: f"{value} precision",
         line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
     ),
@@ -279,7 +270,7 @@ DIMENSIONS = (
     ),
     Dimension(
         "guards", "all", "comma list, e.g. all,skip_inbuilt_modules: drops checks",
-        ("all", *GUARD_FILTERS), by_name=True, needs_compiler=True, traces_alike=True,
+        ("all", *GUARD_FILTERS), by_name=True, needs_compiler=True,
         is_written=True, label=lambda value: f"guards {value}",
     ),
     Dimension("environment", "default", applied="interpreter"),

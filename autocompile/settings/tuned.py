@@ -44,10 +44,10 @@ class Choice:
         """
         plain = CompileConfig().to_dict()
         always = {"backend"} | ({"scope"} if phase_of(phase).whole else set())
-        own = {k: v for k, v in self.config.to_dict().items() if k in always or v != plain[k]}
+        shown = {k: v for k, v in self.config.to_dict().items() if k in always or v != plain[k]}
         return {
             "batch_size": self.batch_size,
-            "config": own,
+            "config": shown,
             "speedup": {k: round(v, 4) for k, v in self.speedup.items()},
             "confirmed_processes": self.processes,
         }
@@ -74,8 +74,6 @@ class Tuned:
     cache: Mapping[str, str] = field(default_factory=dict)
     # Where the file of settings was read; empty if they are of no file.
     folder: str = field(default="", compare=False)
-    # Names of the devices that other entries of the file are of.
-    others: tuple[str, ...] = field(default=(), compare=False)
 
     def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
         """The choice for a batch size, or of the nearest one that was measured.
@@ -93,33 +91,20 @@ class Tuned:
     def of_learner(
         self, batch_size: int
     ) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
-        """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers.
-
-        Those of whole updates go before those of their parts.
-        """
+        """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers."""
         if update := self.at(LEARNER_UPDATE, batch_size):
             step = replace(update, config=update.config.of_optimizer)
-            return (LEARNER_UPDATE, update), (LEARNER_UPDATE, step)
+            return (LEARNER_UPDATE, update), (LEARNER_UPDATE, step)  # before those of parts
         forward, step_only = self.at(FORWARD_TRAIN, batch_size), self.at(OPTIMIZER_STEP)
         return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
-        """What of this machine is another than of the settings, in words.
+        """What differs between the machine of the settings and this one, in words.
 
-        Args:
-            here: as :func:`autocompile.runtime.machine.describe` gives it.
+        ``here`` is what :func:`autocompile.runtime.machine.describe` gives.
         """
-        found = unlike(self.fingerprint, here)
-        told = [f"{name} {there}, here {own}" for name, (there, own) in found.items()]
-        if self.others and "device_name" in found:
-            told.append(f"the other entries are of {', '.join(self.others)}")
-        return told
-
-    @property
-    def environments(self) -> set[str]:
-        """Names of the other interpreters that choices are of."""
-        every = {c.config.environment for found in self.phases.values() for c in found}
-        return every - {"default"}
+        both = unlike(self.fingerprint, here).items()
+        return [f"{name} {there}, here {ours}" for name, (there, ours) in both]
 
     def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
         """Batch size and config of each choice, by phase, as a plan holds them."""
@@ -133,23 +118,17 @@ class Tuned:
             "interpreters": dict(self.interpreters),
             "own_batch_size": dict(self.own_batch_size),
             **({"cache": dict(self.cache)} if self.cache else {}),
-            "phases": {n: [c.to_dict(n) for c in found] for n, found in self.phases.items()},
+            "phases": {n: [c.to_dict(n) for c in cs] for n, cs in self.phases.items()},
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], where: str = "the request") -> Tuned:
+    def from_dict(cls, data: Any, where: str = "the request") -> Tuned:
         """Read what :meth:`to_dict` gave; ``where`` names it in errors."""
-        schema = data.get("autocompile_settings")
-        if schema is None:
-            raise UsageError(
-                f"{where} holds no settings", hint="autocompile export last -o tuned.json"
-            )
+        hint = "autocompile export last -o tuned.json"
+        schema = data.get("autocompile_settings") if isinstance(data, Mapping) else None
         if schema != SCHEMA:
-            raise UsageError(
-                f"{where} was written by another version: it has schema {schema}, this one reads "
-                f"{SCHEMA}",
-                hint="pip install -U torch-autocompile, or export the run anew",
-            )
+            what = f"{where} holds no settings" + (f" of schema {SCHEMA}" if schema else "")
+            raise UsageError(what, hint=hint)
         try:
             phases = {
                 n: tuple(Choice.from_dict(each, n) for each in f) for n, f in data["phases"].items()
@@ -157,39 +136,32 @@ class Tuned:
             names = ("fingerprint", "target", "own_batch_size", "interpreters")
             facts: dict[str, Any] = {name: data[name] for name in names}
             return cls(phases, cache=data.get("cache", {}), **facts)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{where} is damaged: {type(error).__name__}: {error}",
-                hint="autocompile export last -o tuned.json",
-            ) from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = f"{where} is damaged: {type(error).__name__}: {error}"
+            raise UsageError(what, hint=hint) from None
 
     @classmethod
     def from_report(cls, report: Report) -> Tuned:
         """The settings of a report."""
         every = report.phases.items()
-        phases = {n: found for n, phase in every if (found := _choices(phase, n))}
+        phases = {n: best for n, phase in every if (best := _choices(phase, n))}
         if not phases:
-            raise UsageError(
-                "there is nothing to export: no phase has a result", hint="autocompile show last"
-            )
+            what = "there is nothing to export: no phase has a result"
+            raise UsageError(what, hint="autocompile show last")
         here = {k: report.environment.get(k) for k in FINGERPRINT}
-        own = report.target.own_batch_size or {}
         paths = {name: str(other.get("python_path")) for name, other in report.environments.items()}
-        return cls(phases, here, report.target.spec, own, paths)
+        return cls(phases, here, report.target.spec, report.target.own_batch_size or {}, paths)
 
 
 def unlike(
     there: Mapping[str, Any], here: Mapping[str, Any], names: Sequence[str] = FINGERPRINT
 ) -> dict[str, tuple[Any, Any]]:
-    """What of two machines is not the same, of what is known of the first: both values by name."""
-    found = {}
-    for name in names:
-        other, own = there.get(name), here.get(name)
-        if name == "device" and other:  # which of several equal ones is no matter
-            other, own = str(other).partition(":")[0], str(own).partition(":")[0]
-        if other not in (None, own):
-            found[name] = other, own
-    return found
+    """What differs between two machines, of what is known of the first: both values by name."""
+    both = {name: (there.get(name), here.get(name)) for name in names}
+    if there.get("device"):  # which of several equal ones is no matter
+        one, other = (str(machine.get("device")).partition(":")[0] for machine in (there, here))
+        both["device"] = one, other
+    return {name: (one, other) for name, (one, other) in both.items() if one not in (None, other)}
 
 
 def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
@@ -197,16 +169,14 @@ def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
     if phase.answer is None:
         return ()
     rows = phase.sizes if phase.answer.batch_size is None else phase.by_batch_size
-    found = []
+    choices = []
     for row in sorted(rows, key=lambda row: row.batch_size or 0):
-        config = EAGER
+        config, speedup = EAGER, dict.fromkeys(("value", "low", "high"), 1.0)
         if row.is_faster:
             config = CompileConfig.from_dict(phase.config_of(row.number), name)
-        speedup = dict.fromkeys(("value", "low", "high"), 1.0)
-        if not config.is_baseline:
             speedup = row.speedup.to_dict()
-        found.append(Choice(config, row.batch_size, speedup, row.confirmed_processes or 1))
-    return tuple(found)
+        choices.append(Choice(config, row.batch_size, speedup, row.confirmed_processes or 1))
+    return tuple(choices)
 
 
 @dataclass(frozen=True)
@@ -219,27 +189,17 @@ class TunedSet:
     entries: tuple[Tuned, ...]  # at least one, the one to prefer among equals first
 
     def fitting(self, here: Mapping[str, Any]) -> Tuned:
-        """The entry of a machine, or else of the one that is most like it.
-
-        Args:
-            here: as :func:`autocompile.runtime.machine.describe` gives it.
-        """
+        """The entry of a machine, or else of the one that is most like it."""
 
         def distance(entry: Tuned) -> tuple[bool, bool, int]:
-            found = unlike(entry.fingerprint, here)
-            return "device" in found, "device_name" in found, len(found)
+            differences = unlike(entry.fingerprint, here)
+            return "device" in differences, "device_name" in differences, len(differences)
 
-        chosen = min(self.entries, key=distance)
-        if len(self.entries) == 1:  # it may be the chosen one of more
-            return chosen
-        others = (str(e.fingerprint.get("device_name")) for e in self.entries if e is not chosen)
-        return replace(chosen, others=tuple(others))
+        return min(self.entries, key=distance)
 
     def to_dict(self) -> dict[str, Any]:
-        entries = [entry.to_dict() for entry in self.entries]
-        if len(entries) == 1:
-            return entries[0]
-        return {"autocompile_settings": SCHEMA, "machines": entries}
+        first, *others = [entry.to_dict() for entry in self.entries]
+        return {"autocompile_settings": SCHEMA, "machines": [first, *others]} if others else first
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -247,22 +207,11 @@ class TunedSet:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "the request") -> TunedSet:
         """Read what :meth:`to_dict` gave; ``where`` names it in errors."""
-        if "machines" not in data or data.get("autocompile_settings") != SCHEMA:
-            return cls((Tuned.from_dict(data, where),))
-        found = data["machines"]
-        if not isinstance(found, list) or not found:
-            raise UsageError(
-                f"{where} is damaged: it lists no machines",
-                hint="autocompile export RUN RUN -o tuned.json",
-            )
-        return cls(
-            tuple(
-                Tuned.from_dict(
-                    entry if isinstance(entry, Mapping) else {}, f"entry {number} of {where}"
-                )
-                for number, entry in enumerate(found, 1)
-            )
-        )
+        machines = data.get("machines", [data])
+        if not isinstance(machines, list) or not machines:
+            hint = "autocompile export RUN RUN -o tuned.json"
+            raise UsageError(f"{where} is damaged: it lists no machines", hint=hint)
+        return cls(tuple(Tuned.from_dict(entry, where) for entry in machines))
 
     @classmethod
     def from_reports(cls, reports: Mapping[str, Report]) -> TunedSet:
@@ -294,12 +243,8 @@ class TunedSet:
         path = Path(source)
         try:
             data = json.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {path}: {error.strerror}", hint=f"autocompile export last -o {path}"
-            ) from None
-        except ValueError as error:
-            raise UsageError(f"{path} is no JSON: {error}") from None
-        found = cls.from_dict(data if isinstance(data, Mapping) else {}, str(path))
-        folder = str(path.resolve().parent)
-        return cls(tuple(replace(entry, folder=folder) for entry in found.entries))
+        except (OSError, ValueError) as error:  # no such file, or no JSON
+            hint = f"autocompile export last -o {path}"
+            raise UsageError(f"cannot read {path}: {error}", hint=hint) from None
+        entries = cls.from_dict(data if isinstance(data, Mapping) else {}, str(path)).entries
+        return cls(tuple(replace(one, folder=str(path.resolve().parent)) for one in entries))

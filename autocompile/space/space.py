@@ -1,4 +1,4 @@
-"""What is asked for, and the finite list of settings that comes of it and of what a probe found.
+"""What is asked for (``run.json`` keeps it), and the list of settings that comes of it and a probe.
 
 No mode is written down here. Settings that cannot differ on a device are one.
 """
@@ -6,17 +6,23 @@ No mode is written down here. Settings that cannot differ on a device are one.
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 import math
+import re
+import shutil
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from autocompile.errors import UsageError
-from autocompile.protocol.requests import ProbeResult
-from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting, choices
+from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.estimate.candidates import Limits
+from autocompile.protocol.requests import Header, ProbeResult
+from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, options_of
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.dimensions import (
     DIMENSIONS,
     SEARCHED,
@@ -26,15 +32,13 @@ from autocompile.settings.dimensions import (
     why_not,
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
+from autocompile.settings.tuned import Tuned
+from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
-
-if TYPE_CHECKING:
-    from autocompile.space.plan import Plan
-
+from autocompile.store.runs import is_same_target, split_spec
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
-_SAME_STEP = 1.02  # times the fastest step: as fast
 Asked = tuple[Any, ...] | None
 
 
@@ -42,13 +46,7 @@ Asked = tuple[Any, ...] | None
 class SearchSpace:
     """What a user asks for: values of a dimension, or None for those that make sense here.
 
-    A dimension is named as in :class:`CompileConfig`, but for ``backends``, ``modes`` and
-    ``batch_sizes``. Eager mode is always in. ``options`` are tuples of pairs or mappings, ``()``
-    for none; ``precision``, ``autocast`` and ``guards`` are tried only where they are asked for,
-    since they change numbers or drop checks.
-
-    Raises:
-        UsageError: an empty dimension, a batch size below 1, or an unknown value.
+    Eager mode is always in. ``options`` are tuples of pairs or mappings, ``()`` for none.
     """
 
     backends: Asked = None
@@ -71,28 +69,25 @@ class SearchSpace:
         for d in SEARCHED:
             if (values := getattr(self, d.asked)) is not None:
                 object.__setattr__(self, d.asked, _checked(d, values))
-        if self.options and any(self.options) and set(self.modes or ()) - {"default"}:
+        has_options = any(self.options or ()) or "all" not in (self.guards or ("all",))
+        if has_options and set(self.modes or ()) - {"default"}:
             raise UsageError(
-                "modes and options are asked for, and torch takes either",
-                hint="a run with --mode, and another with --option",
-            )
-        plain = "default" in (self.modes or ("default",)) or "all" in (self.guards or ("all",))
-        if not plain:
-            raise UsageError(
-                "modes and filters of guards are asked for, and torch takes either",
-                hint="--mode default, or --guards all,... to try both beside one another",
+                "modes, and options or filters of guards, are asked for, and torch takes either",
+                hint="a run with --mode, and another with --option or --guards",
             )
         for size in self.batch_sizes or ():
             if size < 1:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
 
+    def __str__(self) -> str:
+        asked = {n: v for n, v in asdict(self).items() if v is not None}
+        return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
+
 
 def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, (tuple, list)):
-        hint = f"{d.asked}=({values!r},)"
+    if not isinstance(values, (tuple, list)) or not values:
+        hint = f"{d.asked}=({values!r},)" if values else None
         raise UsageError(f"{d.asked}: {values!r} is not a tuple of values", hint=hint)
-    if not values:
-        raise UsageError(f"the dimension {d.asked} is empty")
     if tuple in d.kinds:  # mappings will do
         pairs = (v.items() if isinstance(v, Mapping) else v for v in values)
         values = [tuple(map(tuple, each)) for each in pairs]
@@ -104,46 +99,181 @@ def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
+EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
+"""Seconds of a run; None: to the end of the list of settings."""
+OBJECTIVES = ("throughput", "latency")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One request to tune, with the parameters of :func:`autocompile.tune`."""
+
+    target: str  # as a spec: PATH, PATH:NAME or package.module:NAME
+    phases: tuple[str, ...] | None = None
+    space: SearchSpace = field(default_factory=SearchSpace)
+    effort: str = "normal"
+    objective: str = "throughput"
+    limits: Limits = field(default_factory=Limits)
+    device: str | None = None
+    seed: int = 0
+    tolerance: float | None = None
+    calls_per_update: int | None = None
+    # Name and interpreter of each environment beside the tuner's own.
+    pythons: tuple[tuple[str, str], ...] = ()
+    # Batch size and config of what is tried of each phase, beside eager mode and plain
+    # torch.compile(); None for all that the space gives.
+    only: Mapping[str, list[tuple[int | None, dict[str, Any]]]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise UsageError(f"effort {self.effort!r} is none of {', '.join(EFFORTS)}")
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
+        if self.phases is not None and len(set(self.phases)) != len(self.phases):
+            raise UsageError("a phase is named twice")
+        if self.calls_per_update is not None and self.calls_per_update < 1:
+            raise UsageError(f"{self.calls_per_update} calls per update are fewer than one")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise UsageError(
+                f"the tolerance {self.tolerance} is not between 0 and 1",
+                "it is relative: at 0.01 outputs may differ from eager's by 1 % of their size",
+            )
+
+    @property
+    def header(self) -> Header:
+        return Header(self.target, self.device, self.seed, self.tolerance)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_dict` wrote; a RunError if this version does not know all of it."""
+        try:
+            plan: Plan = of_fields(cls, data)
+        except (TypeError, ValueError) as error:
+            hint = "go on with it in the autocompile that it was made with"
+            raise RunError(f"the run asks for something else: {error}", hint=hint) from None
+        return plan
+
+    def demand_same(self, asked: Mapping[str, Any]) -> None:
+        """Check that a run with this plan may go on, by the fields that are asked for now."""
+        wanted = Plan(**asked)
+        for name in asked:
+            mine, theirs = getattr(wanted, name), getattr(self, name)
+            if mine == theirs or (name == "target" and is_same_target(mine, theirs)):
+                continue
+            raise UsageError(
+                f"the run was made with another {name}",
+                f"it has {theirs}, now {mine} was asked for",
+                hint="leave the option out, or start a new run without --resume",
+            )
+
+
+def asked_for(**given: Any) -> dict[str, Any]:
+    """Without what nobody has asked for: of a new run the default, of a resumed one as it was."""
+    nothing = (None, (), SearchSpace(), Limits())
+    return {name: value for name, value in given.items() if value not in nothing}
+
+
+def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
+    """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
+
+    Settings that are tried ``only`` bring the interpreters that they are of; paths that are given
+    go before those that the settings name.
+    """
+    if only is not None:
+        given = dict(environments(pythons))
+        used = {c.config.environment for choices in only.phases.values() for c in choices}
+        theirs = {n: only.interpreters.get(n, n) for n in sorted(used - {"default"})}
+        pythons = [f"{name}={path}" for name, path in {**theirs, **given}.items()]
+    paths: dict[str, str] = {}
+    for text in pythons:
+        name, equals, path = text.rpartition("=")
+        place = shutil.which(path if equals else text)
+        if place is None:
+            raise UsageError(
+                f"there is no interpreter {path}, or it may not be run",
+                hint=f"--python {name}{equals}.venv/bin/python",
+            )
+        # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
+        folder = Path(place).absolute().parent
+        name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
+        if name == "default" or name in paths:  # autocompile's interpreter is the default one
+            hint = f"--python {name}-2={path or text}"
+            raise UsageError(f"two environments are called {name}", hint=hint)
+        paths[name] = str(folder / Path(place).name)
+    return tuple(paths.items())
+
+
+def target_spec(target: str | Path | Callable[..., Any]) -> str:
+    """A target as text. A path must exist; an object must be importable by its name."""
+    if isinstance(target, (str, Path)):
+        return _checked_spec(str(target))
+    name = getattr(target, "__qualname__", None)
+    module = getattr(target, "__module__", None)
+    if not (inspect.isfunction(target) or inspect.isclass(target)) or not name or "." in name:
+        raise TargetError(
+            f"a {type(target).__name__} alone is no target",
+            "a live model comes with its inputs; else give a path or 'package.module:NAME'",
+            hint="autocompile.tune(model, inputs)",
+        )
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise TargetError(
+            f"{name} was typed in, and a trial's process needs it in a file",
+            hint=f"autocompile.tune({name}, inputs)",
+        )
+    return f"{file}:{name}"
+
+
+def _checked_spec(spec: str) -> str:
+    place, name = split_spec(spec)
+    looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
+    if looks_like_path or not name:
+        path = Path(place)
+        if not path.exists():
+            folder = path.parent if path.parent.is_dir() else Path(".")
+            names = sorted(p.name for p in folder.glob("*.py"))[:8]
+            raise TargetError(
+                f"there is no file {place}",
+                *([f"Python files in {folder}: {', '.join(names)}"] if names else []),
+                hint="autocompile init model.py   (writes a file to start from)",
+            )
+        if path.is_dir() or path.suffix != ".py":
+            raise TargetError(f"{place} is not a Python file", "a target is a file ending in .py")
+    return spec
+
+
 @dataclass(frozen=True)
 class Space:
     """The settings of one phase."""
 
     settings: tuple[Setting, ...]  # all that differ; baselines first
     unusable: Mapping[Setting, str]  # those that are not run, with the reason
-    # What was left out, and what it equals here.
-    merged: Mapping[str, str] = field(default_factory=dict)
-    # Why values and combinations were left out, and how many that are.
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    raw: int = 0  # how many combinations there were before merging and dropping
-
-    def summary(self) -> str:
-        every = (*self.settings, *self.unusable)
-        counts = {name: len(values) for name, values in choices(every).items()}
-        counted = ("backend", "mode", "batch_size")
-        parts = [f"{counts[name]} {name}s" for name in counted if counts[name] > 1]
-        parts += [d.name for d in DIMENSIONS if d.name not in counted and counts[d.name] > 1]
-        varied = " × ".join(parts).replace("_", " ")
-        return f"{varied} → {self.raw} settings, {len(every)} after merging equals"
+    merged: Mapping[str, str] = field(default_factory=dict)  # what was left out and what it equals
+    dropped: Mapping[str, int] = field(default_factory=dict)  # how many were left out, by reason
 
     def account(self, records: Iterable[Record]) -> dict[str, Any]:
         tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
         return {
-            "summary": self.summary(),
             "merged": dict(self.merged),
             "dropped": dict(self.dropped),
             "unusable": {s.config.backend: reason for s, reason in self.unusable.items()},
             "configs": len({s.config for s in self.settings}),
             "compiled": len({s.config for s in self.settings if not s.config.is_eager}),
-            "settings": len(self.settings),
             "untried": sum(s not in tried for s in self.settings),
         }
 
 
-def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
-    """The settings of each phase, by what the probe of each environment found, the own first."""
-    phases = next(iter(found.values())).target["phases"]
+def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]:
+    """The settings of each phase, by the probe of each environment, the default one first."""
+    phases = next(iter(probes.values())).target["phases"]
     if plan.only is None:
-        demand_known(plan.space, list(found.values()))
+        demand_known(plan.space, list(probes.values()))
     spaces = {}
     for phase in phases:
         if plan.only is not None:  # each beside eager mode and plain torch.compile()
@@ -152,13 +282,18 @@ def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
                 for size, data in plan.only[phase]
                 for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
             )
-            spaces[phase] = Space(tuple(every), {}, raw=len(every))
+            spaces[phase] = Space(tuple(every), {})
             continue
         parts = []
-        for name, here in found.items():
+        for name, here in probes.items():
             sizes = sizes_of(phase, plan, here.target)
             parts.append(build_space(plan.space, here, _place(phase, here), sizes, name))
-        spaces[phase] = joined(parts)
+        spaces[phase] = Space(
+            tuple(s for one in parts for s in one.settings),
+            {s: reason for one in parts for s, reason in one.unusable.items()},
+            {what: equal for one in parts for what, equal in one.merged.items()},
+            sum((Counter(one.dropped) for one in parts), Counter[str]()),
+        )
     return spaces
 
 
@@ -168,7 +303,7 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     modes = dict.fromkeys(mode for o in offers for mode in o.modes)
     options = dict.fromkeys(name for o in offers for name in o.options)
     tried = wanted.backends or [name for o in offers for name in o.backends]
-    others = {name for backend in tried for name in own_options(backend)}
+    others = {name for backend in tried for name in options_of(backend)}
     for name in (n for n in wanted.backends or () if n not in {*backends, *BACKENDS}):
         close = difflib.get_close_matches(name, backends, 1)
         known = (n for n in backends if n != "eager" and "TESTING" not in n)
@@ -190,27 +325,17 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
             )
 
 
-def _place(phase: str, found: ProbeResult) -> Place:
-    target = found.target
+def _place(phase: str, probe: ProbeResult) -> Place:
+    target = probe.target
     return Place(
         phase,
-        found.environment["device"].split(":")[0],
-        target.get("threads", {}).get(phase, found.environment["threads"]),
+        probe.environment["device"].split(":")[0],
+        target.get("threads", {}).get(phase, probe.environment["threads"]),
         target.get("has_convolutions", False),
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
-        _best_optimizer(target.get("optimizer_s", {}).get(phase, {})),
         target.get("writes_buffers", {}).get(phase, False),
     )
-
-
-def _best_optimizer(seconds: Mapping[str, float]) -> str:
-    """The fastest implementation; the target's own where another gains nothing to speak of."""
-    if not seconds:
-        return ""
-    best = min(seconds, key=seconds.__getitem__)
-    own = seconds.get("default", math.inf)
-    return "default" if own <= _SAME_STEP * seconds[best] else best
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
@@ -221,25 +346,23 @@ def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | No
     if fixed := target.get("fixed_batch_size"):
         if asked and set(asked) != {fixed}:
             raise UsageError(
-                f"batch sizes {', '.join(map(str, asked))} are asked for, and the inputs of "
-                f"{plan.target} have batch size {fixed}",
-                "its get_inputs() takes none",
+                f"the inputs of {plan.target} have batch size {fixed}: its get_inputs() takes none",
                 hint="def get_inputs(batch_size), or the same command without --batch-size",
             )
         return [fixed]
-    own = target.get("own_batch_size", {}).get(phase)
+    own_size = target.get("own_batch_size", {}).get(phase)
     is_alone = plan.phases == (LEARNER_UPDATE,)  # or else sizes are asked for forward passes
-    if phase == LEARNER_UPDATE and own and not (asked and is_alone):
-        return [own]
-    return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
+    if phase == LEARNER_UPDATE and own_size and not (asked and is_alone):
+        return [own_size]
+    return sorted(set(asked or (*DEFAULT_BATCH_SIZES, *([own_size] if own_size else []))))
 
 
 def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str, int | None]:
     """The batch size of each phase that comes first: the target's own, or by the objective."""
-    own = run["target"].get("own_batch_size") or {}
+    own_size = run["target"].get("own_batch_size") or {}
     choose = min if run["plan"]["objective"] == "latency" else max
     sizes = {n: [s.batch_size or 0 for s in one.settings] for n, one in spaces.items()}
-    return {name: own.get(name) or choose(sizes[name]) or None for name in spaces}
+    return {name: own_size.get(name) or choose(sizes[name]) or None for name in spaces}
 
 
 def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
@@ -267,9 +390,8 @@ def build_space(
         {"environment": environment, **dict(zip(values, each, strict=True))}
         for each in itertools.product(*values.values())
     ]
-    baselines = [CompileConfig("eager", environment=environment)]
-    if "inductor" in backends:
-        baselines.append(CompileConfig(environment=environment))
+    baselines = ("eager", *(["inductor"] if "inductor" in backends else []))
+    configs = {CompileConfig(name, environment=environment): None for name in baselines}
     unusable: dict[Setting, str] = {}
     listed: list[CompileConfig] = []
     for backend in dict.fromkeys(("eager", *backends)):
@@ -278,52 +400,42 @@ def build_space(
             unusable[Setting(config, batch_sizes[0], place.phase)] = reason
         else:
             listed += _configs(backend, wanted, offered, place, around, dropped)
-    kept = dict.fromkeys(baselines)
     for config in listed:
-        if config in kept:
+        if config in configs:
             continue
         if reason := why_not(config, place) or _why_not_paired(config, wanted, place):
             dropped[reason] += 1
         else:
-            kept[config] = None
-    settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
-    raw = len(listed) + len(set(baselines) - set(listed))
+            configs[config] = None
+    settings = tuple(Setting(c, size, place.phase) for c in configs for size in batch_sizes)
     prefix = "" if environment == "default" else f"{environment}: "
     merged = {
         f"{prefix}mode {name}": f"{equal} (no other effect on {place.device})"
         for name, equal in offered.modes.items()
         if "inductor" in backends and name != equal and name in (wanted.modes or offered.modes)
     }
-    return Space(settings, unusable, merged, dropped, raw * len(batch_sizes) + len(unusable))
+    return Space(settings, unusable, merged, dropped)
 
 
 def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
     """Why an implementation of the optimizer is not tried with what is compiled; or empty.
 
-    Beside a model that is compiled, the optimizer's seconds only add up: its fastest implementation
-    alone is the fastest with each. A step that is compiled as a whole may fuse the others better.
+    Beside a model that is compiled, the optimizer's seconds only add up, and its fused step was the
+    fastest one on every machine (studies/first_runs).
     """
-    best = place.best_optimizer
-    if not best or wanted.optimizer is not None or config.optimizer == best:
+    phase = phase_of(place.phase)
+    is_beside_a_model = phase.steps and phase.has_backward
+    if not is_beside_a_model or "fused" not in place.optimizers:
+        return ""
+    if wanted.optimizer is not None or config.optimizer == "fused":
         return ""
     if config.optimizer == "compiled":
         # A fused step is a few kernels already, and compiling it takes as long as the model.
-        return "a fused step needs no compiler" if "fused" in (best, *place.optimizers) else ""
+        return "a fused step needs no compiler"
     # What is compiled as a whole does not call the optimizer's own kernels.
     if config.optimizer == "default" and (config.is_eager or config.scope == "step"):
         return ""
-    return f"the {best} optimizer was the fastest one alone"
-
-
-def joined(spaces: Sequence[Space]) -> Space:
-    """The spaces of one phase under several interpreters as one."""
-    return Space(
-        tuple(s for space in spaces for s in space.settings),
-        {s: reason for space in spaces for s, reason in space.unusable.items()},
-        {what: equal for space in spaces for what, equal in space.merged.items()},
-        sum((Counter(space.dropped) for space in spaces), Counter[str]()),
-        sum(space.raw for space in spaces),
-    )
+    return "the fused optimizer is the fastest one beside a compiled model"
 
 
 def _values(
@@ -372,12 +484,12 @@ def _options(
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
     known = BACKENDS.get(backend, Backend())
     if wanted.options is not None and backend != "eager":
-        there = set(offered.options) if known.has_modes else own_options(backend)
+        there = set(offered.options) if known.has_modes else options_of(backend)
         wrong = [name for each in wanted.options for name, _ in each if name not in there]
         dropped.update(f"{backend} has no option {name}" for name in wrong)
         asked = [dict(each) for each in wanted.options]
         return [each for each in asked if set(each) <= there] or [{}]
-    found: list[Mapping[str, OptionValue]] = [{}]
+    tried: list[Mapping[str, OptionValue]] = [{}]
     for variant in known.variants:
         if variant.device not in (None, place.device):
             reason = f"{backend}'s options for {variant.device} are not for {place.device}"
@@ -388,5 +500,5 @@ def _options(
         if reason:
             dropped[reason] += 1
         else:
-            found.append(variant.options)
-    return found
+            tried.append(variant.options)
+    return tried

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError
-
-_YOUNG_S = 60.0  # a folder is held only a moment after it is made
 
 
 def not_for_all(path: str, flags: int) -> int:
@@ -21,12 +17,7 @@ def not_for_all(path: str, flags: int) -> int:
 
 
 def make_folder(path: Path, is_new: bool = False) -> None:
-    """Create a folder and its parents, writable only by the owner.
-
-    Raises:
-        FileExistsError: it is there, and must be new.
-        RunError: it cannot be created.
-    """
+    """Create a folder and its parents; a FileExistsError if it is there and must be new."""
     try:
         for folder in (*reversed(path.parents), path):
             must_be_new = is_new and folder is path
@@ -49,43 +40,13 @@ def is_ours(folder: Path) -> bool:
     return False
 
 
-def hold(folder: Path) -> int:
-    """Keep a folder from being taken for forgotten while this descriptor is open."""
-    # By a lock: in another container pids are others.
-    descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a disk without locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def is_forgotten(folder: Path) -> bool:
-    """Whether a folder is this user's, and the process that made it and held it is dead."""
-    try:
-        if not is_ours(folder) or time.time() - folder.lstat().st_mtime < _YOUNG_S:
-            return False
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write text by :func:`write_bytes`."""
+    """Write text by rename."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file by rename, so that a reader sees the old or the new content, never a part.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
+    """Write a file by rename, so that a reader sees the old or the new content, never a part."""
     # A name per process: several processes may write a file that runs share.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -105,5 +66,5 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON by :func:`write_text`."""
+    """Write JSON by rename."""
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")

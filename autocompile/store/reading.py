@@ -18,11 +18,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def made(kind: Any, value: Any, name: str = "it") -> Any:
-    """An object of a type from the JSON of it; ``name`` is what errors call it.
-
-    Raises:
-        TypeError, ValueError: the JSON is of another kind.
-    """
+    """An object of a type from its JSON, or a TypeError or ValueError that calls it ``name``."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):  # of a type and None
         return None if value is None else made(args[0], value, name)
@@ -80,21 +76,7 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
     if type(found) is not int or found < 1:
         raise RunError(f"{what} was not written by autocompile: its schema is {found!r}")
     if found > newest:
-        environment = data.get("environment")
-        version = environment.get("autocompile") if isinstance(environment, dict) else None
-        by, least = (f"autocompile {version}", f">={version}") if version else ("a newer one", "")
         raise RunError(
-            f"{what} has schema {found} and was written by {by}",
-            f"this is autocompile {__version__}, which reads up to schema {newest}",
-            hint=f"pip install --upgrade 'torch-autocompile{least}'",
+            f"{what} has schema {found}, and autocompile {__version__} reads up to {newest}",
+            hint="pip install --upgrade torch-autocompile",
         )
-
-
-def notice(facts: list[str], environment: Mapping[str, Any]) -> str:
-    """A paragraph of facts about a run that was made in ``environment``."""
-    if not facts:
-        return ""
-    version = environment.get("autocompile")
-    other = version and version != __version__
-    made_with = f"this run was made with autocompile {version}, this is {__version__}; "
-    return f"{made_with if other else ''}{'; '.join(facts)}"

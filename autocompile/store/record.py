@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from autocompile.errors import AutocompileError, RunError
+from autocompile.errors import AutocompileError, RunError, TargetError
 from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
@@ -26,14 +26,12 @@ from autocompile.store.reading import demand_schema, known, of_fields, plain
 
 AT_WORK = "at_work"
 """File in a race's folder: the number of the trial whose setting is running, or -1."""
-
 EXPORTED = "exported"
 """Role of records of exported code, which do not count as measurements of the setting."""
-
 _OF_A_RUN = ("plan", "environment", "target", "phases")
-_MOST_NAMED = 8  # trial numbers in a sentence
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
+T = TypeVar("T", bound="TaskResult")
 
 
 class Outcome(str, Enum):
@@ -68,21 +66,46 @@ class Step(str, Enum):
     EXIT = "exit"
 
 
-@dataclass
-class Record:
-    """All data of one trial, or of one setting of a race.
+@dataclass(kw_only=True)
+class TaskResult:
+    """What the process of every task may send."""
 
-    The trial's process fills in what it finds and sends it as one line; the parent adds what it
-    has seen of that process, and keeps the whole in ``result.json``.
+    outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
+    step: Step = Step.IMPORT  # the last that was reached
+    message: str = ""
+    where: str | None = None  # the last line of the user's own code that an exception passed
+    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
+    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
+
+    @property
+    def error(self) -> TargetError | None:
+        """The error that the process has explained."""
+        if not self.explained or not {"what", "details", "hint"} <= self.explained.keys():
+            return None
+        what, details, hint = (self.explained[name] for name in ("what", "details", "hint"))
+        return TargetError(what, *details, hint=hint)
+
+    @classmethod
+    def read(cls: type[T], payload: Mapping[str, Any]) -> T:
+        """What a child has sent; a RunError if it makes no sense."""
+        try:
+            result: T = of_fields(cls, known(cls, payload))
+        except (AutocompileError, TypeError, ValueError) as error:
+            raise RunError(f"the result of a process makes no sense: {error}") from None
+        return result
+
+
+@dataclass
+class Record(TaskResult):
+    """All data of one trial, or of one setting of a race: ``result.json``.
+
+    The trial's process sends what it finds; the parent adds what it has seen of that process.
     """
 
     number: int  # counts the trials of a run, all phases together
     phase: str
     config: CompileConfig
     batch_size: int | None
-    outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
-    step: Step = Step.IMPORT  # the last that was reached
-    message: str = ""
     role: str = "search"  # "confirm" for one side of a race, "exported" for exported code
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
@@ -100,15 +123,10 @@ class Record:
     recompiles: int | None = None
     weights_live: bool | None = None  # whether new weights change what the compiled side computes
     reference_s: float | None = None  # of the reference workload
-    page_faults: list[int | None] | None = None  # of one call, in eager mode and compiled
-    code: str | None = None  # key of the code that the compile ended in
     wall_s: float = 0.0  # of its process without pauses; an equal part of one that is shared
     step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
     spans: tuple[tuple[str, float, float], ...] = ()  # step, begin and end of its work, Unix time
     notes: list[str] = field(default_factory=list)  # sentences for the user
-    where: str | None = None  # the last line of the user's own code that an exception passed
-    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
-    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
 
     @property
     def ok(self) -> bool:
@@ -134,19 +152,14 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """Read what :meth:`to_dict` wrote, and pass over the keys of other versions.
-
-        Raises:
-            UsageError: an unknown setting.
-            KeyError, TypeError, ValueError, AttributeError: not a record.
-        """
-        found = known(cls, data)
+        """Read what :meth:`to_dict` wrote, and pass over the keys of other versions."""
+        values = known(cls, data)
         if not isinstance(config := data["config"], CompileConfig):
-            found["config"] = CompileConfig.from_dict(config, data["phase"])
+            values["config"] = CompileConfig.from_dict(config, data["phase"])
         detail = dict(data.get("detail", {}))
         # Older versions kept some fields there.
         moved = {f.name: detail.pop(f.name) for f in fields(cls) if f.name in detail}
-        record: Record = of_fields(cls, {**moved, **found, "detail": detail})
+        record: Record = of_fields(cls, {**moved, **values, "detail": detail})
         return record
 
 
@@ -163,11 +176,7 @@ class RunFolder:
         self._made: list[Path] = []
 
     def reserve(self) -> None:
-        """Create the folder, writable only by its owner.
-
-        Raises:
-            FileExistsError: it is there already, as another command's.
-        """
+        """Create the folder; a FileExistsError if it is there already, as another command's."""
         self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.path, True)
 
@@ -178,14 +187,9 @@ class RunFolder:
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
-        """Whether the folder has files that an aborted start of a run does not explain.
-
-        Checks more than names, since a user's folder may have equal ones.
-        """
-        if not self.path.is_dir():
-            return False
-        entries = {p.name for p in self.path.iterdir()}
-        left = {"lock", "trials"}
+        """Whether the folder has files that an aborted start of a run does not explain."""
+        entries = {p.name for p in self.path.glob("*")}
+        left = {"lock", "trials"}  # a user's folder may have equal names: these hold nothing
         if (self.path / "probe" / "request.json").is_file():
             left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
@@ -219,31 +223,26 @@ class RunFolder:
         for number in self.numbers():
             try:
                 data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
-                if type(data.get("schema")) is not int:
-                    raise TypeError(f"the schema is {data.get('schema')!r}")
-                demand_schema("a trial's result.json", data, SCHEMA)
+                demand_schema("its result.json", data, SCHEMA)
                 records.append(Record.from_dict(data))
             except FileNotFoundError:
                 continue
-            except RunError:
-                raise
             except AutocompileError as error:
                 left_out[error.what].append(number)
-            except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-                left_out["its result.json is damaged"].append(number)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                left_out[f"in its result.json {error}"].append(number)
-        return records, [f"{_trials(numbers)} left out: {why}" for why, numbers in left_out.items()]
+            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+                left_out[f"its result.json is damaged: {error}"].append(number)
+        return records, [
+            f"trials left out ({', '.join(map(str, numbers))}): {why}"
+            for why, numbers in left_out.items()
+        ]
 
     def read_run(self) -> dict[str, Any]:
         """The content of ``run.json``."""
         try:
             data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
         except FileNotFoundError:
-            raise RunError(
-                f"{self.path} is not a run folder: it has no run.json",
-                hint="autocompile show last",
-            ) from None
+            what = f"{self.path} is not a run folder: it has no run.json"
+            raise RunError(what, hint="autocompile show last") from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         demand_schema(self.run_json, data, SCHEMA)
@@ -252,54 +251,32 @@ class RunFolder:
         return data
 
 
-def _trials(numbers: list[int]) -> str:
-    """``trial 3 is`` or ``trials 3, 4 and 7 more are``."""
-    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
-    if more := len(numbers[_MOST_NAMED:]):
-        named += f" and {more} more"
-    return f"trial {named} is" if len(numbers) == 1 else f"trials {named} are"
-
-
 @dataclass(frozen=True)
 class Measurement:
-    """Raw block times of one process, one entry per round.
+    """Raw block times of one process, one entry per round."""
 
-    Attributes:
-        eager_s: seconds per call of the eager block.
-        compiled_s: seconds per call of the compiled block in the same round.
-        calls: calls of an eager and of a compiled block.
-        flags: ``eager_slowed`` if eager is slower next to the other side than alone.
-        leads: untimed calls before an eager and a compiled block, slowed by the other side.
-    """
-
-    eager_s: tuple[float, ...]
-    compiled_s: tuple[float, ...]
-    calls: tuple[int, int] = (1, 1)
-    flags: tuple[str, ...] = ()
-    leads: tuple[int, int] = (0, 0)
+    eager_s: tuple[float, ...]  # per call of the eager block
+    compiled_s: tuple[float, ...]  # per call of the compiled block in the same round
+    calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
+    flags: tuple[str, ...] = ()  # eager_slowed if eager is slower next to the other side than alone
+    leads: tuple[int, int] = (0, 0)  # untimed calls before a block, slowed by the other side
 
     @functools.cached_property
     def speedup(self) -> Interval:
         """Eager time over compiled time, with a 95 % interval from the rounds."""
         return speedup(self.eager_s, self.compiled_s)
 
-    @functools.cached_property
+    @property
     def eager_call_s(self) -> float:
-        """Median seconds of one eager call."""
         return median(self.eager_s)
 
-    @functools.cached_property
+    @property
     def compiled_call_s(self) -> float:
-        """Median seconds of one compiled call."""
         return median(self.compiled_s)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read a measurement, passing over the keys of other versions.
-
-        Raises:
-            TypeError, ValueError: not a measurement.
-        """
-        found: Measurement = of_fields(cls, known(cls, data))
-        _ = found.speedup  # raises if the times are invalid
-        return found
+        """Read a measurement, and pass over the keys of other versions."""
+        measurement: Measurement = of_fields(cls, known(cls, data))
+        _ = measurement.speedup  # raises if the times are invalid
+        return measurement

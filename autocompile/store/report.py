@@ -81,14 +81,12 @@ class Exported(_Part):
     """How the exported code of the best setting ran in a fresh interpreter.
 
     ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
-    the speed-up or by the seconds of a call. ``eager_faster``: only by the seconds of a call, since
-    eager mode was faster in that process.
+    the speed-up or by the seconds of a call, where eager mode was faster in that process.
     """
 
     outcome: Outcome
     message: str
     agrees: bool = False
-    eager_faster: bool = False
     speedup: Interval | None = None
 
 
@@ -101,7 +99,6 @@ class Best(_Part):
     batch_size: int | None = None
     throughput: Throughput
     eager_throughput: Rate
-    eager_call_s: tuple[float, ...] = ()  # the least and the largest over all processes
     speedup: Interval
     speedup_against_default: Interval | None = None
     compile_s: float | None = None
@@ -184,7 +181,6 @@ class Trial(_Part):
     call_s: float | None = None
     eager_call_s: float | None = None
     notes: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
     log: str | None = None
 
     @property
@@ -222,9 +218,7 @@ class PhaseResult(_Part):
 
     def config_of(self, number: int) -> Mapping[str, Any]:
         """The setting of a trial."""
-        every: list[Best | Trial] = (
-            [*self.trials] if self.best is None else [self.best, *self.trials]
-        )
+        every: list[Best | Trial] = [*([self.best] if self.best else []), *self.trials]
         return next(one.config for one in every if one.number == number)
 
     @property
@@ -245,17 +239,16 @@ class PhaseResult(_Part):
         """A row for each batch size; also for the best's where nothing but eager mode worked."""
         best, rows = self.best, list(self.by_batch_size)
         if best and best.batch_size not in [row.batch_size for row in rows]:
-            rate = best.throughput.value
-            own = SizeRow(
+            row = SizeRow(
                 batch_size=best.batch_size,
-                eager_throughput=rate,
-                best_throughput=rate,
+                eager_throughput=best.throughput.value,
+                best_throughput=best.throughput.value,
                 speedup=best.speedup,
                 number=best.number,
                 confirmed_processes=best.confirmed_processes,
                 faster=False,
             )
-            rows.append(own)
+            rows.append(row)
         return rows if best else []
 
 
@@ -283,25 +276,21 @@ class Report(_Part):
 
     @classmethod
     def read(cls, data: Any, where: object) -> Report:
-        """A report from JSON, which errors call ``where``.
-
-        Raises:
-            RunError, UsageError: it is no report, or of a version that this one cannot read.
-        """
+        """A report from JSON, which errors call ``where``."""
         demand_schema(where, data, SCHEMA)
         if lost := [name for name in ("target", "environment", "phases") if name not in data]:
             raise UsageError(f"{where} is not a report: it has no {lost[0]}")
         try:
-            found: Report = cls.from_dict(data)
+            report: Report = cls.from_dict(data)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"{where} is damaged, or was written by another version: {error}",
                 hint="autocompile show --schema   (prints what a report holds)",
             ) from None
-        return found
+        return report
 
     def to_dict(self) -> dict[str, Any]:
-        found = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
         if not self.in_algorithm:
-            del found["in_algorithm"]
-        return found
+            del values["in_algorithm"]
+        return values

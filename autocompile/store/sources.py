@@ -28,21 +28,17 @@ def sources_of(spec: str) -> Sources | None:
     computed name are not among them.
     """
     here = Path.cwd()
-    file, name = _file_of(spec, here)
+    place, _ = split_spec(spec)
+    if place.endswith(".py") or Path(place).is_file():
+        file: Path | None = Path(os.path.abspath(place))
+    else:
+        file = _module(place, [here])
     if file is None:
         return None
-    place = here if here in file.parents else file.parent
-    found = sorted(_closure(file, place).items())
-    return Sources(place, {str(p.relative_to(place)): data for p, data in found}, file, name)
-
-
-def _file_of(spec: str, here: Path) -> tuple[Path | None, str]:
-    """The file of a target and ``:NAME``; None for a module that is not in this folder."""
-    place, _ = split_spec(spec)
-    name = spec.removeprefix(place)  # with its colon
-    if place.endswith(".py") or Path(place).is_file():
-        return Path(os.path.abspath(place)), name
-    return _module(place, [here]), name
+    folder = here if here in file.parents else file.parent
+    contents = sorted(_closure(file, folder).items())
+    files = {str(p.relative_to(folder)): data for p, data in contents}
+    return Sources(folder, files, file, spec.removeprefix(place))
 
 
 def _module(name: str, folders: list[Path]) -> Path | None:
@@ -56,21 +52,21 @@ def _module(name: str, folders: list[Path]) -> Path | None:
 
 def _closure(file: Path, place: Path) -> dict[Path, bytes]:
     """The file and all that it imports under ``place``, with the packages they are in."""
-    found, todo = dict[Path, bytes](), [file]
+    contents, todo = dict[Path, bytes](), [file]
     while todo:
         path = todo.pop()
-        if path in found or (place not in path.parents):
+        if path in contents or (place not in path.parents):
             continue
         with contextlib.suppress(OSError):  # the trial tells
-            found[path] = path.read_bytes()
+            contents[path] = path.read_bytes()
         folders = [file.parent, path.parent, place]
-        for name in _imports(path, found.get(path, b""), place):
+        for name in _imports(path, contents.get(path, b""), place):
             parts = name.split(".")
             for end in range(1, len(parts) + 1):  # a package's __init__ runs before its modules
                 if (each := _module(".".join(parts[:end]), folders)) is not None:
                     todo.append(each)
         todo += [p / "__init__.py" for p in path.parents if (p / "__init__.py").is_file()]
-    return found
+    return contents
 
 
 def _imports(path: Path, source: bytes, place: Path) -> list[str]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol.events import EventName, encode
-from autocompile.protocol.requests import TaskResult
 from autocompile.store.reading import plain
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Outcome, Record, Step, TaskResult
 
 # Modules of torch._inductor, and how the methods of their classes begin that time kernels.
 _TIMING = {
@@ -67,7 +66,7 @@ class Channel:
         self.current = step
         self.send(EventName.STEP, step=step.value)
 
-    def result(self, result: TaskResult | Record) -> None:
+    def result(self, result: TaskResult) -> None:
         """Send the result; the first one counts."""
         result.step = self.current
         self.send(EventName.RESULT, **plain(result))

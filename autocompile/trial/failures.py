@@ -12,9 +12,9 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
-from autocompile.protocol.requests import TaskResult
-from autocompile.store.record import Outcome, Record, Step
-from autocompile.trial.measure.telemetry import dynamo_facts
+from autocompile.store.record import Outcome, Step, TaskResult
+from autocompile.trial.measure import recompiles
+from autocompile.trial.measure.telemetry import recompile_reasons
 
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _MISSING = (ImportError, FileNotFoundError)
@@ -73,14 +73,14 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     return Outcome.COMPILE_ERROR
 
 
-def note_failure(result: TaskResult | Record, error: BaseException, step: Step) -> None:
+def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
     """Put the outcome and the words of an exception at a step into a result."""
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        why = recompiles.in_words((*dynamo_facts().recompile_reasons, "")[0])
+        why = recompiles.in_words((*recompile_reasons(), "")[0])
         result.message = f"compiled anew until torch's limit, and eager from there: {why}"
     if isinstance(error, AutocompileError):
         result.message = what = error.what

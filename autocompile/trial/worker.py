@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import requests
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import Outcome, Record, Step, TaskResult
+from autocompile.store.runs import split_spec
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure import explain
-from autocompile.trial.target.load import home_of
+from autocompile.trial.measure import telemetry
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe
 from autocompile.trial.tasks.race import race
@@ -22,9 +22,7 @@ from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
 
 _Task = Callable[[Any, Channel, Any], None]
-_TASKS: dict[
-    type[requests.Request], tuple[_Task, Callable[[Any], requests.TaskResult | Record]]
-] = {
+_TASKS: dict[type[requests.Request], tuple[_Task, Callable[[Any], TaskResult]]] = {
     requests.ProbeRequest: (probe, lambda _: requests.ProbeResult()),
     requests.TrialRequest: (
         screen_setting,
@@ -46,11 +44,11 @@ def run(
     """Do what ``folder/request.json`` asks and send how it ended; for the rest see Channel."""
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
-    result: requests.TaskResult | Record = requests.TaskResult()
+    result: TaskResult = TaskResult()
     request = None
     try:
         request = requests.read_request(place)
-        home = home_of(request.header.target)
+        home = Path(split_spec(request.header.target)[0]).resolve().parent
         task, made = _TASKS[type(request)]
         result = made(request)
         task(request, channel, result)
@@ -64,7 +62,7 @@ def run(
         elif not isinstance(error, failures.Failed):
             result.where = failures.where_in(error, home)
             if result.outcome is Outcome.GRAPH_BREAK:
-                result.detail["breaks"] = explain.breaks_of(error, home)
+                result.detail["breaks"] = telemetry.breaks_of(error, home)
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()

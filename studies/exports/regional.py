@@ -113,7 +113,7 @@ def entry() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from autocompile.runtime.regions import regions_of
+    from autocompile.runtime.compiling import compile_blocks, repeated_blocks
 
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     block = model.model.layers[3]
@@ -148,7 +148,7 @@ def entry() -> None:
         none = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         for name, options in (("all_guards_us", usual), ("no_guards_us", none)):
             torch._dynamo.reset()
-            regions_of(model).compile(backend=idle, options=options)
+            compile_blocks(repeated_blocks(model), {"backend": idle, "options": options})
             found[name] = us(call)
         block._compiled_call_impl = lambda *args, **kwargs: result[0]
         found["module_call_us"] = us(call)

@@ -211,23 +211,21 @@ def learn_ratios(paths: list[Path], without: str = "") -> dict[str, dict[str, fl
 
 
 def by_size(paths: list[Path], ratios: dict[str, float]) -> dict[str, Any]:
-    """Seconds of a kind of which every table is of a real model, and the modules of such a model.
+    """Seconds of a kind of which every table is of a real model.
 
     Compiles of these differ by how large the model is: what a field takes is a share of plain
-    ``torch.compile()``, which goes with the root of the number of modules.
+    ``torch.compile()``, whose own seconds the search then learns.
     """
-    plain, modules = [], []
+    plain = []
     for path in paths:
         rows = json.loads(path.read_text())["rows"]
         plain += [r["compile_s"] for r in rows if r["setting"] == "compile" and r.get("is_cold")][
             :1
         ]
-        modules.append(rows[0]["modules"])
     plain_s = float(np.median(plain))
     return {
         "seconds": {n: round(max(0.0, ratio * plain_s), 1) for n, ratio in ratios.items()},
         "base_s": OF_TRIAL_S,
-        "modules": round(float(np.exp(np.mean(np.log(modules))))),
     }
 
 

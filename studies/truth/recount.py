@@ -37,7 +37,6 @@ def records(run: dict[str, Any], model: str, named: dict[str, CompileConfig]) ->
         measured = Measurement(
             tuple(x / 1e6 for x in eager_us),
             tuple(x / 1e6 for x in us),
-            flags=tuple(more.pop("flags", ())),
         )
         where = Outcome.OK, Step.EXIT
         return Record(
@@ -50,7 +49,6 @@ def records(run: dict[str, Any], model: str, named: dict[str, CompileConfig]) ->
             seen["eager_us"],
             seen["compiled_us"],
             number=numbers[name],
-            flags=seen["flags"],
             compile_s=0.0 if name == EAGER else seen["step_s"].get("compile"),
         )
     for process, one in enumerate(run["raced"]):

@@ -252,8 +252,8 @@ def trial(number: int, config: CompileConfig) -> Record:
         "forward",
         config,
         1,
-        Outcome.OK,
-        Step.EXIT,
+        outcome=Outcome.OK,
+        step=Step.EXIT,
         measurement=measurement,
         compile_s=0.0 if config.is_eager else 3.0,
     )

@@ -39,8 +39,7 @@ from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import CompileConfig
-from autocompile.space.plan import EFFORTS
-from autocompile.space.space import SearchSpace, Space
+from autocompile.space.space import EFFORTS, SearchSpace, Space
 from autocompile.store.record import Record
 
 FASTER = 0.95  # times the truth's best yardstick: the machine has another clock
@@ -165,8 +164,6 @@ def searched(record: Record) -> dict[str, Any]:
         "reference_us": reference_us(record),
         "calls": list(measurement.calls),
         "leads": list(measurement.leads),
-        "flags": list(measurement.flags),
-        "page_faults": record.page_faults,
         "wall_s": round(record.wall_s, 1),
         "step_s": {step: round(seconds, 2) for step, seconds in record.step_s.items()},
     }

@@ -185,7 +185,6 @@ def by_autocompile(
             "compile_s": r.compile_s,
             **numbers(r.measurement),
             "reference_us": round(1e6 * (r.reference_s or 0.0), 1),
-            "flags": list(r.measurement.flags) if r.measurement else [],
             "notes": list(r.notes),
             "choices": choices(folder / "trials" / f"{r.number:04d}" / "log.txt"),
         }

@@ -159,10 +159,12 @@ def test_reports_of_two_machines_are_compared(target: Path) -> None:
     phase["by_batch_size"] = [r for r in phase["by_batch_size"] if r["batch_size"] == 16]
     report["phases"]["train_step"] = phase
     Path("there.json").write_text(json.dumps(report))
-    found = json.loads(said("show", "here", "there.json", "--json"))["phases"]
-    assert [len(answers) for answers in found["forward"]["answers"].values()] == [2, 1]
-    assert list(found["train_step"]["answers"]) == ["another"]
+    found = json.loads(said("show", "here", "there.json", "--json"))
+    sizes = [len(each["phases"]["forward"]["by_batch_size"]) for each in found.values()]
+    assert sizes == [2, 1] and found["another"] == report
     text = said("show", "here", "there.json")
+    train_step = text.split("\ntrain_step")[-1]
+    assert "another" in train_step and "against first" in train_step
     assert "→ 2.99.0" in text and "device_name" in text and "busy_" not in text
 
 

@@ -207,45 +207,6 @@ def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: 
         folder.remove()
 
 
-@pytest.mark.parametrize("how", ["writable by all", "of another user", "a link"])
-def test_what_another_user_could_have_made_is_not_removed(
-    work: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    if how == "of another user" and os.geteuid():
-        pytest.skip("only root can give a folder away")
-    monkeypatch.setattr(tempfile, "tempdir", str(work))
-    real = folder = work / "autocompile-station-x"
-    if how == "a link":
-        real = work / "planted"
-        folder.symlink_to(real)
-    (real / "cache").mkdir(parents=True)
-    if how == "of another user":
-        os.chown(real, 12345, -1)
-    elif how == "writable by all":
-        real.chmod(0o777)
-    os.utime(folder, (0, 0), follow_symlinks=False)
-    station = StationFolder({}, "/home/me")
-    os.chdir(work)
-    station.remove()
-    assert (folder / "cache").exists()
-
-
-def test_the_folder_of_a_killed_station_is_removed_and_no_other(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(work))
-    monkeypatch.setattr(os, "getpid", lambda: 4194305)  # its pid in another container
-    at_work, killed = (StationFolder({}, "/home/me") for _ in range(2))
-    os.close(killed._held)
-    young = Path(tempfile.mkdtemp(prefix="autocompile-station-"))  # not held yet
-    for folder in (at_work.path, killed.path):
-        os.utime(folder, (0, 0))
-    StationFolder({}, "/home/me").remove()
-    os.chdir(work)
-    assert [f.exists() for f in (at_work.path, killed.path, young)] == [True, False, True]
-    at_work.remove()
-
-
 # The process -------------------------------------------------------------------------------------
 
 

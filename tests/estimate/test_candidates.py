@@ -164,18 +164,6 @@ def test_only_the_reference_work_tells_a_slow_set(
     assert (c.sets, c.slow_sets) == (len(c.logs), len(slow)), "the count is that of what was used"
 
 
-def test_where_eager_alone_wavers_different_processes_are_compared_by_seconds_of_a_call() -> None:
-    """A replayed CUDA graph takes as long in every process; eager mode waits for the CPU."""
-    run = Run()
-    lite = run.search(LITE, 4.0, eager_s=1.2e-3)
-    for number, eager_s in enumerate([1.2e-3, 1.5e-3, 1.1e-3], 1):
-        run.side(lite, measured(eager_s / 0.3e-3, eager_s=eager_s), race=number)
-    run.search(MAX, 1.9e-3 / 0.3e-3, eager_s=1.9e-3)
-    seen = found(run)
-    assert seen[MAX].speedup.value > 1.4 * seen[LITE].speedup.value
-    assert compare(seen[MAX], seen[LITE]).value == pytest.approx(1.0, rel=0.01)
-
-
 def test_where_both_sides_waver_different_processes_are_compared_by_their_speedups() -> None:
     run = Run()
     lite = run.search(LITE, 1.3)

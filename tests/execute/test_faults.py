@@ -175,7 +175,7 @@ PROCESS_FAULTS = [
     ("does_not_tidy_up", "ok", "exit", ""),
     ("sends_an_endless_line", "crashed", "compile", "line of more than 8388608 bytes"),
     ("sends_no_utf8", "crashed", "compile", "wrote to the result channel: no JSON"),
-    ("sends_another_version", "crashed", "compile", "not a message of version 1"),
+    ("sends_no_nonce", "crashed", "compile", "a message with the wrong nonce"),
     ("sends_a_deep_line", "crashed", "compile", "wrote to the result channel: no JSON"),
 ]
 

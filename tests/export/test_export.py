@@ -51,8 +51,8 @@ def use_line(report: Report, run: str = "last") -> str:
     return exporting.use_line(typed(report), run)
 
 
-def to_paste(report: Report, in_a_line: bool = False) -> dict[str, str]:
-    return exporting.to_paste(typed(report), in_a_line)
+def to_paste(report: Report) -> dict[str, str]:
+    return exporting.to_paste(typed(report))
 
 
 @pytest.fixture
@@ -421,15 +421,9 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(rl: Repo
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
-def test_the_code_in_a_line_and_in_whole_lines_are_of_the_reports_best(
-    rl: Report, plain: Report
-) -> None:
+def test_the_code_in_a_line_is_of_the_reports_best(rl: Report, plain: Report) -> None:
     plain["phases"]["forward"]["by_batch_size"][1]["number"] = 3  # a tie
-    assert to_paste(plain) == {"forward": 'model = torch.compile(model, mode="max-autotune")'}
-    assert to_paste(plain, in_a_line=True) == {
-        "forward": 'torch.compile(model, mode="max-autotune")'
-    }
-    assert set(to_paste(rl)) == set(to_paste(rl, in_a_line=True))
+    assert to_paste(plain) == {"forward": 'torch.compile(model, mode="max-autotune")'}
     for report in (rl, plain):
         for name, choice in choices(typed(report)).items():
             best = report["phases"][name]["best"]
@@ -438,9 +432,9 @@ def test_the_code_in_a_line_and_in_whole_lines_are_of_the_reports_best(
                 assert choice.config.to_dict() | config == choice.config.to_dict()
                 assert choice.batch_size == best["batch_size"]
     set_verdicts(plain, "keep_eager")
-    assert to_paste(plain) == to_paste(plain, in_a_line=True) == {}
+    assert to_paste(plain) == {}
     set_verdicts(plain, "failed")
-    assert to_paste(plain) == to_paste(plain, in_a_line=True) == {}
+    assert to_paste(plain) == {}
 
 
 def test_use_line_for_rllib_reads_the_file(rl: Report) -> None:

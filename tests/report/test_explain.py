@@ -15,11 +15,6 @@ from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
-EAGER_PART = {"total": 38, "count": {"addmm": 4}}
-COMPILED = {
-    "graphs": 1, "kernels_total": 2, "library_total": 4, "operators_total": 0, "templates": 0,
-    "kernels": {"cpp_fused_relu_0": 2}, "library": {"addmm": 4}, "operators": {}, "replayed": False,
-}  # fmt: skip
 BREAK = {"place": "model.py:12", "code": "print(x)", "reason": "Failed to trace print"}
 
 
@@ -27,10 +22,10 @@ def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) 
     names = ("graph_breaks", "recompiles", "compile_s", "refresh_s", "calls_per_update")
     facts = {k: detail.pop(k) for k in names if k in detail}
     return Record(
-        number, "forward", config, 4, Outcome.OK, Step.EXIT,
+        number, "forward", config, 4, outcome=Outcome.OK, step=Step.EXIT,
         measurement=Measurement((1e-3,) * 8, (5e-4,) * 8),
         **{"graphs": 1, "graph_breaks": 0, "recompiles": 0, "compile_s": 3.0, **facts},
-        detail={"eager": EAGER_PART, "compiled": COMPILED, **detail},
+        detail=detail,
     )  # fmt: skip
 
 
@@ -41,40 +36,31 @@ def candidate(record: Record, speed: float = 2.0) -> Candidate:
     )
 
 
-def test_a_winner_is_explained_by_its_graph_and_its_kernels() -> None:
-    best = candidate(trial(0))
-    assert why(best, "faster", [best], "cpu") == [
-        "one graph, no breaks; 38 operators of eager become 6 calls: 2 fused kernels and "
-        "4 library calls (addmm)"
-    ]
-
-
-def test_a_cuda_graph_is_claimed_only_where_it_was_seen_to_replay() -> None:
+def test_a_cuda_graph_is_claimed_only_where_torch_gave_none_up() -> None:
     config = CompileConfig(mode="reduce-overhead")
-    replayed = candidate(trial(0, config, compiled={**COMPILED, "replayed": True}))
-    assert why(replayed, "faster", [], "cuda")[0].endswith("; a CUDA graph replays them")
-    assert "replay" not in why(replayed, "faster", [], "cpu")[0]
-    assert "replay" not in why(candidate(trial(0, config)), "faster", [], "cuda")[0]
-    plain = candidate(trial(0, compiled={**COMPILED, "replayed": True}))
-    assert "replay" not in why(plain, "faster", [], "cuda")[0]
+    replayed = candidate(trial(0, config, cudagraph_skips=0))
+    assert why(replayed, "faster", [], "cuda") == [
+        "one graph, no breaks; a CUDA graph replays them"
+    ]
+    assert why(replayed, "faster", [], "cpu") == ["one graph, no breaks"]
+    for unknown in (trial(0, config), trial(0, config, cudagraph_skips=1), trial(0)):
+        assert "replay" not in why(candidate(unknown), "faster", [], "cuda")[0]
 
 
 def test_where_nothing_is_recorded_nothing_is_said() -> None:
-    old = Record(0, "forward", DEFAULT_INDUCTOR, 4, Outcome.OK, Step.EXIT)
+    old = Record(0, "forward", DEFAULT_INDUCTOR, 4, outcome=Outcome.OK, step=Step.EXIT)
     assert why(candidate(old), "faster", [candidate(old)], "cpu") == []
     assert why(None, "failed", [], "cpu") == []
     assert not list(obstacles([old], "cuda"))
-    odd = trial(2, compiled="?", eager=[1], breaks="x", cudagraph_skip_reasons=7)
+    odd = trial(2, breaks="x", cudagraph_skip_reasons=7)
     assert why(candidate(odd), "faster", [], "cuda") == ["one graph, no breaks"]
     assert not list(obstacles([odd], "cuda"))
-    missing = trial(3, compiled={**COMPILED, "kernels_total": None})
-    assert why(candidate(missing), "faster", [], "cpu") == ["one graph, no breaks"]
 
 
 @pytest.mark.parametrize(
     ("device", "said", "shown"),
     [
-        ("cuda", ["mutated inputs (1 instances)"], [": an input is changed in place"]),
+        ("cuda", ["mutated inputs (1 instances)"], [": mutated inputs (1 instances)"]),
         ("cuda:0", [], [""]),
         ("cpu", ["cpu device (arg0_1)"], []),  # no setting loses because a CPU has none
     ],
@@ -91,7 +77,13 @@ def test_cuda_graphs_that_were_given_up_are_told(
 def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> None:
     config = CompileConfig(fullgraph=True)
     failed = Record(
-        9, "forward", config, 4, Outcome.GRAPH_BREAK, Step.COMPILE, detail={"breaks": [BREAK] * 3}
+        9,
+        "forward",
+        config,
+        4,
+        outcome=Outcome.GRAPH_BREAK,
+        step=Step.COMPILE,
+        detail={"breaks": [BREAK] * 3},
     )
     same = trial(7, graph_breaks=3, breaks=[BREAK] * 3)
     other = trial(8, graph_breaks=1, breaks=[BREAK])
@@ -102,27 +94,12 @@ def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> 
     ]
 
 
-def test_keeping_eager_is_explained_by_time_and_by_what_compiling_did() -> None:
-    eager_part = {
-        "total": 9, "count": {}, "seconds": {"addmm": 9e-4, "relu": 4e-5},
-        "seconds_total": 9.4e-4, "call_s": 1e-3,
-    }  # fmt: skip
-    best = candidate(trial(0, EAGER, eager=eager_part), 1.0)
-    told = why(best, "keep_eager", [best, candidate(trial(1), 0.99)], "cpu")
-    assert told[0] == (
-        "90 % of an eager call is in library calls (addmm), which compiled code makes too"
-    )
-    assert told[1].startswith("plain torch.compile(): 38 operators of eager become 6 calls")
-    python = {**eager_part, "seconds": {}, "seconds_total": 3e-4, "total": 2}
-    best = candidate(trial(0, EAGER, eager=python), 1.0)
-    told = why(best, "keep_eager", [best, candidate(trial(1, compiled=None), 0.99)], "cpu")
-    assert told == [
-        "70 % of an eager call is spent between operators, in Python",
-        "eager runs 2 operators per call: nothing to fuse",
+def test_keeping_eager_is_explained_by_what_compiling_did() -> None:
+    best, broke = candidate(trial(0, EAGER), 1.0), trial(1, graph_breaks=1, breaks=[BREAK])
+    assert why(best, "keep_eager", [best, candidate(broke, 0.99)], "cpu") == [
+        "plain torch.compile(): the graph breaks at model.py:12 `print(x)` (Failed to trace print)"
     ]
-    disturbed = {**eager_part, "call_s": 1e-4}
-    best = candidate(trial(0, EAGER, eager=disturbed), 1.0)
-    assert "library calls (addmm), which" not in str(why(best, "keep_eager", [best], "cpu"))
+    assert why(best, "keep_eager", [best, candidate(trial(1), 0.99)], "cpu") == []
 
 
 # --- what a trial records -----------------------------------------------------------------------
@@ -149,16 +126,11 @@ def get_inputs(batch_size):
 """
 
 
-def test_a_trial_records_what_it_launches_and_where_it_breaks(bench: Bench, tmp_path: Path) -> None:
+def test_a_trial_records_what_eager_runs_and_where_the_graph_breaks(
+    bench: Bench, tmp_path: Path
+) -> None:
     file = tmp_path / "net.py"
     file.write_text(NET)
     detail = bench.run(file, "inductor").payload["detail"]
-    eager, compiled = detail["eager"], detail["compiled"]
-    assert eager["total"] == 6
-    assert eager["count"] == {"addmm": 2, "relu": 1, "mul": 1, "add": 1, "_softmax": 1}
-    assert set(eager["seconds"]) == set(eager["count"])
-    assert 0 < sum(eager["seconds"].values()) <= eager["seconds_total"] * 1.01
-    assert (compiled["kernels_total"], compiled["library"]) == (2, {"addmm": 2})
-    assert (compiled["replayed"], compiled["graphs"]) == (False, 2)
     (place,) = detail["breaks"]
     assert (place["place"], place["code"]) == ("net.py:12", "torch._dynamo.graph_break()")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import base64
 import copy
-import hashlib
 import html
 import json
 import re
@@ -97,17 +95,13 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
     start, end = text.index('<section id="answer">'), text.index('<section class="phase"')
     answer = Page(text[start:end]).text
     assert "1.60×" in answer and "[1.55, 1.66]" in answer
-    assert 'model = torch.compile(model, mode="max-autotune")' in answer
-    assert "keep eager" in answer and answer.count("Confidence: high") == 2
+    assert 'torch.compile(model, mode="max-autotune")' in answer
+    assert "keep eager" in answer and answer.count("high") == 2
     text, report = page_of("interrupted", tmp_path)
     assert "Interrupted: these are the results so far." in text
-    assert 'Confidence: <b><span class="warning">low</span></b>' in text
+    assert '<td><span class="warning">low</span></td>' in text
     sure = report.phases["optimizer_step"].confidence
     assert sure and html.escape(sure.command) in text
-    text, _ = page_of("rllib", tmp_path)  # what RLlib does is tuned by its own function
-    (code,) = re.findall(r'<section id="answer">.*?<pre><code>(.*?)</code></pre>', text, re.S)
-    last = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
-    assert html.unescape(code).splitlines()[1:] == list(last)
 
 
 def hostile(part: Any) -> Any:
@@ -133,12 +127,11 @@ def hostile_report() -> dict[str, Any]:
     return report
 
 
-def assert_is_text(shown: str, scripts: int) -> None:
+def assert_is_text(shown: str) -> None:
     """Nothing hostile became markup, and it can be read."""
     page = Page(shown)
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("script") == scripts
-    assert not {"img", "a"} & set(tags)
+    assert not {"script", "img", "a"} & set(tags)
     assert not [k for _, attributes in page.elements for k in attributes if k.startswith("on")]
     assert SHOWN in page.text and "\x1b" not in shown
 
@@ -148,7 +141,7 @@ def test_nothing_that_a_file_says_becomes_markup() -> None:
     run = Run(phase=HOSTILE, batch_size=report["phases"][HOSTILE]["best"]["batch_size"])
     run.search(CompileConfig(HOSTILE), 1.5)
     text = to_html(Report.from_dict(report), run.records, {HOSTILE: HOSTILE})
-    assert_is_text(text, scripts=1)
+    assert_is_text(text)
     assert text.count("<svg") == 3
     report["phases"][HOSTILE]["best"]["batch_size"] = HOSTILE  # where a number belongs
     with pytest.raises(ValueError, match="batch_size is"):
@@ -169,11 +162,9 @@ def test_a_result_is_the_report_as_text_in_a_notebook_too(
     assert "speed-up" in plain and "\x1b" not in plain
 
 
-def test_the_policy_lets_only_the_pages_own_script_run() -> None:
+def test_the_policy_lets_no_script_run() -> None:
     text = to_html(Report.from_dict(SAMPLE))
-    (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
 
 

@@ -82,7 +82,7 @@ def test_what_failed_or_was_left_out_is_told_with_verbose_only(
     phase["notes"], phase["best"]["notes"] = ["4 trials were stopped"], ["one round was throttled"]
     short, full = printed(report), printed(report, verbose=True)
     skipped = "Skipped no modes (12) · no convolutions (3) · --guards only by name (40)"
-    for word in ("Note    4 trials", skipped, "SIGSEGV", "Figures"):
+    for word in ("4 trials were stopped", skipped, "SIGSEGV"):
         assert word not in short and word in full
     assert "  Note    one round was throttled\n" in short
     rest = "failures, what was left out, every trial"
@@ -117,10 +117,8 @@ def test_no_more_is_claimed_of_the_weights_than_was_seen(report: Report, phase: 
 def test_a_tie_is_told_with_the_reason_for_the_choice(report: Report, phase: Report) -> None:
     assert "Ties" not in printed(report)  # the best alone is no tie
     phase["ties"] = [5, 3]
-    for compile_s, words in ((1.2, "compiles faster (1.2 s against 2.6 s)"), (2.5, "is simpler")):
-        phase["best"]["compile_s"] = compile_s
-        shown = f"Ties    as fast within 1 %: plain torch.compile(); chosen since it {words}\n"
-        assert shown in printed(report)
+    because = "chosen since it compiles faster or is simpler"
+    assert f"Ties    as fast within 1 %: plain torch.compile(); {because}\n" in printed(report)
 
 
 @pytest.mark.parametrize("name", ["forward_exploration", "optimizer_step"])
@@ -188,7 +186,6 @@ def test_a_terminal_line_never_breaks_inside_a_figure(report: Report, width: int
     whole = "\n".join(lines)
     figures = (
         "1.41× [1.39, 1.43]",
-        "1 204 samples/s [1 180, 1 228]",
         "6.8 s (0.9 s warm)",
         "1.4 %",
     )

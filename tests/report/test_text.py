@@ -126,13 +126,12 @@ def test_remarks_tell_repeats_breaks_and_doubts() -> None:
         outcome=Outcome.OK,
         step=Step.EXIT,
     )
-    trial = replace(base, graph_breaks=1, flags=("eager_slowed",))
+    trial = replace(base, graph_breaks=1)
     repeats = [replace(base, speedup=Interval(value, 1.0, 2.0)) for value in (1.4, 1.5)]
     repeats.append(replace(base, outcome=Outcome.CRASHED))
     assert list(remarks(trial, repeats)) == [
         "repeated in 3 processes: 1.40 to 1.50×, 1 failed",
         "1 graph break",
-        "eager slowed",
     ]
     assert list(remarks(replace(base, duplicate_of=5), [])) == ["same code as trial 5"]
 

@@ -17,7 +17,7 @@ import torch._dynamo
 
 from autocompile.runtime.applying import process_of
 from autocompile.runtime.compiling import compile_function
-from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
+from autocompile.settings.backends import BACKENDS, Backend
 from autocompile.settings.config import CompileConfig
 from autocompile.trial.measure import environment
 
@@ -72,13 +72,13 @@ def test_a_new_entry_is_all_that_a_probe_needs(monkeypatch: pytest.MonkeyPatch) 
         (Backend(registered_by="no_such_package"), "no_such_package is not installed"),
         (Backend(package="no_such_package", needs="a flux"), "needs a flux; this is torch "),
         (Backend(device="cuda"), "it runs on cuda only"),
-        (Backend(device="cuda", elsewhere="not here"), "not here"),
+        (Backend(device="cuda"), "it runs on cuda only"),
         (Backend(ours=True), "is not installed in this interpreter"),
         (Backend(), "knows no backend of this name"),
     ):
         monkeypatch.setitem(table, "fancy", known)
         assert reason in environment.backends(cpu, ["fancy"])["fancy"]
-    assert set(environment.backends(cpu)) == set(DEFAULT_BACKENDS)
+    assert set(environment.backends(cpu)) == set(BACKENDS)
 
 
 class Small(torch.nn.Module):

@@ -60,9 +60,9 @@ def test_gradients_are_refused_in_words() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"mode": "max-autotune"}, "has no modes; 'max-autotune' was asked for"),
-        ({"options": {"weight": "baked"}}, "has no option 'weight'; it has: weights"),
-        ({"options": {"weights": "warm"}}, "knows 'live' and 'baked'"),
+        ({"mode": "max-autotune"}, "has no modes and one option"),
+        ({"options": {"weight": "baked"}}, "has no modes and one option"),
+        ({"options": {"weights": "warm"}}, "weights, 'live' or 'baked'"),
     ],
 )
 def test_what_does_not_exist_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
@@ -155,7 +155,7 @@ def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last(
         return 2 * x.flatten(1).sum(1)
 
     compiled = torch.compile(double, backend="onnxrt", dynamic=True)
-    for size, made in ((2, 1), (3, 2), (4, 3), (2, 3), (5, 4), (2, 4), (3, 5)):
+    for size, made in ((2, 1), (3, 2), (4, 3), (2, 3), (5, 4), (5, 4), (2, 5)):
         agree(double, compiled, torch.ones(size, 3))
         assert len(builds) == made
 

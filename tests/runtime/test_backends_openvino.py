@@ -55,7 +55,7 @@ def test_what_may_need_64_bits_is_refused_with_the_operator() -> None:
 def test_each_operator_that_may_need_64_bits_is_refused(
     function: Function, x: torch.Tensor
 ) -> None:
-    graph = torch.fx.symbolic_trace(function)
+    graph = torch.fx.symbolic_trace(lambda x: (function(x),))
     with pytest.raises(Unsupported, match=r"in 32 bits|cuts to 32"):
         OvSession(graph, [x], False)
 

@@ -18,13 +18,13 @@ from torch._inductor import config as inductor
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.compile_fx import compile_fx
 
-from autocompile.runtime.freezing import Frozen
+from autocompile.runtime.freezing import frozen
 
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
 
 
-def freeze(function: Callable[..., Any], **more: Any) -> Frozen:
-    return Frozen(function, {"backend": "inductor", **more})
+def freeze(function: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    return frozen(function, {"backend": "inductor", **more})
 
 
 class Statistics:
@@ -70,11 +70,11 @@ CHANGES: list[Callable[[Any], Any]] = [
 
 def test_whatever_the_model_reads_is_watched() -> None:
     model, x = Hiding(), torch.randn(4, 8)
-    frozen = freeze(model)
-    torch.testing.assert_close(frozen(x), model(x))
+    called = freeze(model)
+    torch.testing.assert_close(called(x), model(x))
     for change in CHANGES:
         change(model)
-        torch.testing.assert_close(frozen(x), model(x))
+        torch.testing.assert_close(called(x), model(x))
 
 
 def test_a_backend_that_inductor_compiles_for_freezes_as_inductor_does() -> None:
@@ -85,22 +85,22 @@ def test_a_backend_that_inductor_compiles_for_freezes_as_inductor_does() -> None
         return compile_fx(graph, inputs)
 
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    frozen = freeze(model, backend=with_own_pass)
+    called = freeze(model, backend=with_own_pass)
     for _ in range(2):
-        torch.testing.assert_close(frozen(x), model(x))
+        torch.testing.assert_close(called(x), model(x))
         model.weight.mul_(-2.0)
     assert seen == [(True, 1, 2)] * 2 and not inductor.freezing
 
 
 def test_the_step_of_a_fused_optimizer_is_a_change() -> None:
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    frozen = freeze(model)
+    called = freeze(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     model.weight.grad = torch.ones(8, 8)
     before, step = model.weight._version, torch.compile(optimizer.step, backend="eager")
     for change in (lambda: None, optimizer.step, step):
         change()
-        torch.testing.assert_close(frozen(x), model(x))
+        torch.testing.assert_close(called(x), model(x))
     assert model.weight._version == before + 2
 
 
@@ -108,9 +108,9 @@ def test_weights_of_no_module_and_of_inference_mode_can_be_frozen() -> None:
     with torch.inference_mode():
         model = nn.Linear(8, 8)  # it counts no writes
     weight, x = nn.Parameter(torch.ones(8)), torch.randn(4, 8)
-    frozen = freeze(lambda x: model(x) * weight)
+    called = freeze(lambda x: model(x) * weight)
     for _ in range(2):
-        torch.testing.assert_close(frozen(x), model(x) * weight)
+        torch.testing.assert_close(called(x), model(x) * weight)
         weight.add_(1.0)
 
 
@@ -131,28 +131,28 @@ class Breaking(nn.Module):
 def test_a_graph_that_breaks_is_refused_in_words() -> None:
     """What follows a break would keep the weights that it was compiled with."""
     model, x = Breaking(4), torch.randn(4, 8)
-    frozen = freeze(model)
+    called = freeze(model)
     with pytest.raises(RuntimeError):  # which leaves nothing unchecked
-        frozen(torch.randn(4, 7))
-    torch.testing.assert_close(frozen(x), model(x))
+        called(torch.randn(4, 7))
+    torch.testing.assert_close(called(x), model(x))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the graph breaks"):
-            frozen(torch.randn(6, 8))
+            called(torch.randn(6, 8))
 
 
 def test_what_another_thread_compiles_meanwhile_is_left_alone() -> None:
     model, other, x = nn.Linear(8, 8), nn.Linear(8, 3), torch.randn(4, 8)
-    frozen, live = freeze(model), torch.compile(other)
+    called, live = freeze(model), torch.compile(other)
     with ThreadPoolExecutor(1) as pool:
         with compile_lock:
-            calling = pool.submit(torch.no_grad()(frozen), x)
+            calling = pool.submit(torch.no_grad()(called), x)
             time.sleep(0.5)  # it waits for the lock by then
             known = len(PyCodeCache.modules)
             live(x)
             theirs = PyCodeCache.modules[known:]
         torch.testing.assert_close(calling.result(), model(x))
     model.weight.add_(1.0)
-    torch.testing.assert_close(frozen(x), model(x))
+    torch.testing.assert_close(called(x), model(x))
     assert theirs and all(module in PyCodeCache.modules for module in theirs)
     other.weight.add_(1.0)
     torch.testing.assert_close(live(x), other(x))
@@ -160,19 +160,19 @@ def test_what_another_thread_compiles_meanwhile_is_left_alone() -> None:
 
 def test_threads_may_call_it_while_weights_change() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
-    frozen, done = freeze(model), threading.Event()
+    called, done = freeze(model), threading.Event()
 
     @torch.no_grad()
     def call() -> None:
         while not done.is_set():
-            frozen(x)
+            called(x)
 
     with ThreadPoolExecutor(2) as pool:
         calling = [pool.submit(call) for _ in range(2)]
         try:
             for _ in range(3):
                 model[0].weight.mul_(1.5)
-                torch.testing.assert_close(frozen(x), model(x))
+                torch.testing.assert_close(called(x), model(x))
         finally:
             done.set()
         for each in calling:
@@ -182,11 +182,11 @@ def test_threads_may_call_it_while_weights_change() -> None:
 
 def test_the_last_artifact_goes_when_the_next_comes() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
-    frozen, counts = freeze(model), []
+    called, counts = freeze(model), []
     gc.collect()  # what other tests have left
     for _ in range(3):
         model[0].weight.add_(1.0)
-        torch.testing.assert_close(frozen(x), model(x))
+        torch.testing.assert_close(called(x), model(x))
         counts.append(len(PyCodeCache.modules))
     assert counts[0] == counts[1] == counts[2]
 
@@ -198,8 +198,8 @@ def test_gradients_are_refused_in_words() -> None:
 
 def test_shapes_beyond_the_limit_of_specialisations_are_computed_in_eager_mode() -> None:
     model = nn.Linear(8, 8)
-    frozen = freeze(model, dynamic=False)
+    called = freeze(model, dynamic=False)
     with torch._dynamo.config.patch(recompile_limit=2):
         for size in (1, 2, 3, 4, 1):
             x = torch.randn(size, 8)
-            torch.testing.assert_close(frozen(x), model(x))
+            torch.testing.assert_close(called(x), model(x))

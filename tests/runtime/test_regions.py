@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from autocompile.runtime.regions import regions_of
+from autocompile.runtime.compiling import blocks_in_words, compile_blocks, repeated_blocks
 
 # With gradients, what comes out of the first block is another kind of input.
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
@@ -70,9 +70,9 @@ class Counting:
 @pytest.mark.parametrize("holder", ["list", "sequence", "dict", "attributes"])
 def test_blocks_are_found_wherever_they_stand_and_share_a_graph(holder: str) -> None:
     model, counting, x = Of(Block, holder), Counting(), torch.randn(4, 8)
-    want, regions = model(x), regions_of(model)
-    assert regions.describe() == "3 Block"
-    regions.compile(backend=counting)
+    want = model(x)
+    assert blocks_in_words(model) == "3 Block"
+    compile_blocks(repeated_blocks(model), {"backend": counting})
     torch.testing.assert_close(model(x), want)
     assert len(counting.graphs) == 1
 
@@ -80,7 +80,7 @@ def test_blocks_are_found_wherever_they_stand_and_share_a_graph(holder: str) -> 
 def test_the_largest_blocks_of_equal_shapes_are_taken() -> None:
     shared = Block()
     layers = nn.TransformerEncoder(encoder_layer(), 4)
-    assert regions_of(layers).blocks == list(layers.layers)
+    assert repeated_blocks(layers) == list(layers.layers)
     for blocks, count in (
         ([Block(8), Block(16)], 0),
         ([Block(8), Block(16), Block(8)], 2),
@@ -89,16 +89,16 @@ def test_the_largest_blocks_of_equal_shapes_are_taken() -> None:
         ([Block()], 0),
         ([torch.jit.script(Block()) for _ in range(3)], 0),  # compiled already
     ):
-        assert len(regions_of(nn.Sequential(*blocks))) == count
+        assert len(repeated_blocks(nn.Sequential(*blocks))) == count
 
 
 @pytest.mark.parametrize("make", [encoder_layer, sequence])
 def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Module]) -> None:
     """``Module.compile`` does nothing for them."""
     model, counting, x = Of(make), Counting(), torch.randn(4, 5, 8)
-    want, regions = model(x), regions_of(model)
-    assert len(regions) == 3
-    regions.compile(backend=counting, fullgraph=True)
+    want, blocks = model(x), repeated_blocks(model)
+    assert len(blocks) == 3
+    compile_blocks(blocks, {"backend": counting, "fullgraph": True})
     torch.testing.assert_close(model(x), want)
     for weight in model.parameters():  # new weights count, and copies are as they were
         weight.mul_(1.5)
@@ -113,15 +113,15 @@ def test_each_structure_of_torchs_own_classes_is_compiled_for_itself() -> None:
     one, counting = nn.ReLU(), Counting()
     kinds = [[nn.Linear(8, 8), *[one] * count] for count in range(1, 11)]
     model = nn.Sequential(*(nn.Sequential(*kind) for kind in kinds for _ in range(2)))
-    regions = regions_of(model)
-    assert len(regions) == 20
+    blocks = repeated_blocks(model)
+    assert len(blocks) == 20
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        regions.compile(backend=counting, fullgraph=True)
+        compile_blocks(blocks, {"backend": counting, "fullgraph": True})
         model(torch.randn(4, 8))
     assert len(counting.graphs) == 10
     layers = nn.Transformer(16, 2, 2, 2, 32, dropout=0.0, batch_first=True).eval()
     counting.graphs.clear()
-    regions_of(layers).compile(backend=counting)
+    compile_blocks(repeated_blocks(layers), {"backend": counting})
     layers(torch.randn(2, 10, 16), torch.randn(2, 7, 16))
     assert len(counting.graphs) == 2
     assert torch.SymInt not in {kind for kinds in counting.graphs for kind in kinds}  # may change

@@ -5,7 +5,6 @@ With another ray: see ``test_rllib_tuned``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,7 +27,7 @@ from ray.rllib.utils.actor_manager import ResultOrError
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
-from autocompile.runtime.inplace import Compiled
+from autocompile.runtime.applying import Compiled
 from autocompile.runtime.rllib.actors import warm_up
 from autocompile.runtime.rllib.algorithm import Tell
 from autocompile.runtime.rllib.observations import module_spec
@@ -114,18 +113,13 @@ def test_threads_that_call_at_once_compile_once(built: Built) -> None:
         torch.testing.assert_close(output["action_dist_inputs"], outputs[0]["action_dist_inputs"])
 
 
-def test_ray_own_flags_are_turned_off_and_explained_once(built: Built) -> None:
-    plain = ppo().framework("torch", torch_compile_worker=True, torch_compile_learner=True)
-    with pytest.warns(UserWarning, match="torch_compile_learner are turned off"):
-        config = tuned(plain, ALL)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*torch_compile")
-        tuned(config, ALL)
+def test_ray_own_flags_are_turned_off(built: Built) -> None:
+    whole = {"torch_compile_learner_what_to_compile": "complete_update"}
+    flags = {"torch_compile_learner": True, "torch_compile_worker": True, **whole}
+    plain = ppo().framework("torch", **flags)
+    config = tuned(plain, ALL)
     assert not config.torch_compile_worker and not config.torch_compile_learner
     assert plain.torch_compile_worker and plain.torch_compile_learner
-    whole = {"torch_compile_learner_what_to_compile": "complete_update"}
-    with pytest.warns(UserWarning, match="torch_compile_learner are turned off"):
-        config = tuned(ppo().framework("torch", torch_compile_learner=True, **whole), ALL)
     _, learner = trained(built(config))
     assert learner["default_policy.forward_train"]["recompiles"] == 0
 
@@ -156,29 +150,21 @@ def test_our_onnx_backends_explore(backend: str, built: Built) -> None:
     torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_module_that_needs_more_than_observations_is_warmed_up_through_its_connectors(
+def test_a_module_that_needs_more_than_observations_is_compiled_at_its_first_call(
     built: Built,
 ) -> None:
     config = ppo(env_to_module_connector=lambda *_, **__: AddMask())
     config.rl_module(rl_module_spec=RLModuleSpec(module_class=Masked))
     algorithm = built(tuned(config, settings(forward_exploration=AOT)))
-    explored = trained(algorithm)[0]["forward_exploration"]
-    assert explored["warmup_s"] > 0
-    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
+    assert not warm_up(algorithm.env_runner.module, "forward_exploration", 2)
+    assert trained(algorithm)[0]["forward_exploration"]["graphs"] == 1
 
 
-def test_a_warm_up_says_why_it_fails_and_does_not_look_at_other_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def failing() -> Any:
-        raise KeyError("a column of the real environment")
-
+def test_a_warm_up_does_not_look_at_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_spec(ppo(), inference_only=True).build()
-    found = warm_up(module, "forward_exploration", 2, failing)
-    assert "a column of the real environment" in found["not_warmed_up"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
-    assert "warmup_s" in warm_up(module, "forward_exploration", 2)
+    assert warm_up(module, "forward_exploration", 2)
 
 
 def test_it_is_a_problem_where_nobody_answers(

@@ -9,7 +9,6 @@ import pickle
 import warnings
 from pathlib import Path
 from threading import Event, Thread
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +18,7 @@ from fakes import FakeExecutor, measured
 import autocompile
 from autocompile.errors import UsageError
 from autocompile.runtime.apply import InTraining
-from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
+from autocompile.runtime.applying import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -84,16 +83,16 @@ def test_the_nearest_batch_size_that_was_measured_is_taken(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "cannot read"),
         ("[]", "holds no settings"),
         ('{"schema": 1, "phases": {}}', "holds no settings"),
-        ('{"autocompile_settings": 99}', "another version"),
+        ('{"autocompile_settings": 99}', "no settings of schema 1"),
         ('{"autocompile_settings": 1, "phases": {"forward": [{}]}}', "is damaged"),
         ('{"autocompile_settings": 1, "phases": [1]}', "is damaged"),
         ('{"autocompile_settings": 1, "machines": []}', "is damaged: it lists no machines"),
         ('{"autocompile_settings": 1, "machines": {}}', "is damaged: it lists no machines"),
-        ('{"autocompile_settings": 1, "machines": [1]}', "entry 1 of .* holds no settings"),
-        ('{"autocompile_settings": 9, "machines": [1]}', "another version"),
+        ('{"autocompile_settings": 1, "machines": [1]}', "holds no settings"),
+        ('{"autocompile_settings": 9, "machines": [{}]}', "holds no settings"),
         (None, "cannot read"),
     ],
 )
@@ -153,7 +152,7 @@ def test_of_several_machines_the_entry_of_the_models_device_is_applied(tmp_path:
     with pytest.raises(UsageError, match=r"no settings for optimizer_step \(choose from: forward"):
         autocompile.apply(model, path, "optimizer_step")
     path.write_text(TunedSet((elsewhere, replaced_name(here, "a CPU"))).to_json())
-    told = r"device_name a CPU, here .*; the other entries are of Tesla T4\): results are the same"
+    told = r"device_name a CPU, here .*\): results are the same"
     with pytest.warns(UserWarning, match=told):
         autocompile.apply(model, path)
 
@@ -271,7 +270,7 @@ class Explorer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_a_module_has_its_own_weights_and_is_compiled_too(way: Any) -> None:
+def test_a_copy_of_a_module_has_its_own_weights_and_is_not_compiled(way: Any) -> None:
     model, x = Explorer(), torch.randn(4, 8)
     apply_to_phase(model, "forward_exploration", AOT)
     first, before, other = model.explore(x), graphs(), way(model)
@@ -279,7 +278,7 @@ def test_a_copy_of_a_module_has_its_own_weights_and_is_compiled_too(way: Any) ->
         for weight in other.parameters():
             weight.zero_()
     assert other.explore(x).abs().max() == 0
-    assert graphs() > before
+    assert graphs() == before
     torch.testing.assert_close(model.explore(x), first)
     assert not first.requires_grad  # as RLlib's own method would
 
@@ -365,10 +364,10 @@ class Noting(torch.autograd.Function):
 
 
 class Wrapped(torch.nn.Linear):
-    """Returns an object that no pytree knows."""
+    """Notes the precision of its own backward pass."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        return SimpleNamespace(y=Noting.apply(super().forward(x)))
+        return Noting.apply(super().forward(x))
 
 
 def test_what_the_process_has_is_put_back_whatever_ends_first() -> None:
@@ -379,9 +378,9 @@ def test_what_the_process_has_is_put_back_whatever_ends_first() -> None:
         autocompile.apply(model, settings(forward={4: config}))
     before = Noting.apply(torch.ones(2, 4, requires_grad=True))
     between = Noting.apply(first(before))
-    third(second(between)).y.sum().backward()
+    third(second(between)).sum().backward()
     assert torch.get_float32_matmul_precision() == usual
-    assert Noting.seen == ["high", usual, usual], "third, between second and first, before first"
+    assert Noting.seen == ["high", "medium", "high"], "of third, after second's, after first's"
     (first(torch.ones(2, 4)).sum() + second(torch.ones(2, 4)).sum()).backward()
     assert torch.get_float32_matmul_precision() == usual
 

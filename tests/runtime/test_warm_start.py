@@ -133,7 +133,7 @@ def without(path: Path, key: str) -> None:
         ({}, lambda path: cache_of(path.parent, python="1"), "not the file that the settings were"),
         ({}, lambda path: path.with_suffix(".cache").unlink(), "No such file"),
         ({}, lambda path: without(path, "sha256"), "not the file that the settings were"),
-        (None, None, "it cannot be read"),  # no file of ours
+        (None, None, "not a zip file"),  # no file of ours
     ],
 )
 def test_a_cache_that_does_not_fit_is_not_used_and_one_warning_says_so(
@@ -260,7 +260,7 @@ def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None
     pytest.importorskip("ray")
     from autocompile.rllib import tuned
     from autocompile.runtime.rllib.observations import module_spec, take_spaces
-    from autocompile.trial.target.learner import Updates, minibatch
+    from autocompile.trial.target.rllib import Updates, minibatch
 
     (tmp_path / "rl_target.py").write_text(RL_TARGET)
     target = f"{tmp_path}/rl_target.py:config"

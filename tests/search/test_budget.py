@@ -17,16 +17,14 @@ from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Event, Job
 from autocompile.search.jobs import Budget
-from autocompile.space.plan import budget_of
-from autocompile.space.space import SearchSpace
+from autocompile.space.space import Plan, SearchSpace
 
 SPACE = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,))
 
 
-def test_an_effort_is_an_amount_of_time() -> None:
-    assert (budget_of("quick"), budget_of("normal"), budget_of("full")) == (90, 300, None)
+def test_an_effort_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="'huge' is none of quick, normal, full"):
-        budget_of("huge")
+        Plan("net.py", effort="huge")
 
 
 def test_a_part_is_kept_back_for_racing_and_no_more_than_is_needed() -> None:

@@ -98,7 +98,7 @@ def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path,
 
     def finished(r: autocompile.Result) -> list[tuple[str, str, int | None]]:
         kept = [t for t in r.trials if t.outcome.value != "interrupted"]
-        return sorted((t.role, t.config.key, t.duplicate_of and -1) for t in kept)
+        return sorted((t.role, t.config.label(), t.duplicate_of and -1) for t in kept)
 
     assert finished(result) == finished(undisturbed)
     assert result.config == undisturbed.config

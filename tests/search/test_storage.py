@@ -37,7 +37,6 @@ def test_a_driver_that_is_missing_is_to_be_installed() -> None:
     with pytest.raises(RunError, match="cannot be used") as caught:
         optuna_study.demand_usable("oracle+oracledb://nobody@localhost/none")
     assert "No module named 'oracledb'" in caught.value.text()
-    assert "install it" in caught.value.text()
 
 
 def test_a_password_is_not_shown(target: Path) -> None:

@@ -19,7 +19,6 @@ from fakes import FakeExecutor, failed, measured, probed
 from scripts import (
     SPACE,
     TRUTH,
-    Listener,
     Recorder,
     is_best,
     is_best_raced,
@@ -40,10 +39,9 @@ from autocompile.api import tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.protocol.requests import Kind
 from autocompile.settings.config import CompileConfig
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import Outcome, Step
+from autocompile.store.record import Outcome
 
 
 def forward(result: autocompile.Result) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
     def found(executor: FakeExecutor) -> list[Any]:
         result = tuned(target, executor, space=SearchSpace(batch_sizes=(1, 4)), effort="full")
         kept = [r for r in result.trials if r.role == "search"]
-        return sorted((r.config.key, r.batch_size or 0, r.duplicate_of is None) for r in kept)
+        return sorted((r.config.label(), r.batch_size or 0, r.duplicate_of is None) for r in kept)
 
     one, many = FakeExecutor(script), FakeExecutor(script, slots=slots)
     assert found(many) == found(one)
@@ -75,19 +73,18 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
 
 @pytest.mark.parametrize(
     ("memory", "budget_s", "beside_plain", "beside_next"),
-    [(None, 600.0, 0, 0), (80e9, 600.0, 1, 0), (80e9, 60.0, 1, 2)],
+    [(None, 60.0, 0, 0), (80e9, 600.0, 0, 0), (80e9, 60.0, 1, 2)],
 )
-def test_plain_compile_has_company_on_a_gpu(
+def test_plain_compile_has_company_on_a_gpu_where_the_time_is_short(
     target: Path, memory: float | None, budget_s: float, beside_plain: int, beside_next: int
 ) -> None:
-    """Eager trials leave the cores alone there, and a short budget does not wait for it."""
     environment = {**probed().payload["environment"], "device_memory_bytes": memory}
     executor = Recorder(script, probed(environment=environment), slots=4)
     tuned(target, executor, budget_s=budget_s)
     begun = [
         (CompileConfig.from_dict(executor.asked[job.number]["config"]), beside)
         for job, kind, beside in executor.jobs
-        if kind is Kind.TRIAL
+        if kind == "trial"
     ]
     compiled = [(config, beside) for config, beside in begun if not config.is_eager]
     assert compiled[0] == (CompileConfig(), beside_plain)
@@ -184,36 +181,6 @@ def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> No
     for r in result.trials:
         broken = r.outcome is Outcome.GRAPH_BREAK
         assert broken == (r.config.fullgraph and r.config.dynamic is True)
-
-
-def test_what_dynamo_cannot_capture_is_not_compiled_by_one_mode_after_another(target: Path) -> None:
-    empty = failed("not_compiled", step="verify", message="Dynamo captured no graph")
-    executor = FakeExecutor(where(is_compiled, empty))
-    space = dataclasses.replace(SPACE, freezing=(False,), scope=("model",))
-    result = tuned(target, executor, space=space)
-    (compiled,) = filter(is_compiled, executor.requests)
-    others = [r for r in result.trials if r.outcome is Outcome.NOT_COMPILED and not r.wall_s]
-    assert others
-    assert {r.duplicate_of for r in others} == {compiled["number"]}
-
-
-def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
-    def coded(request: Mapping[str, Any]) -> Ending:
-        if twin := request.get("known_codes", {}).get("abc"):
-            spans = (("compile", 1.0, 4.0),)
-            return Ending(
-                Outcome.OK, Step.EXIT, payload={"duplicate_of": twin}, wall_s=3.0, spans=spans
-            )
-        return measured(1.3, code="abc")
-
-    space = dataclasses.replace(SPACE, fullgraph=(False,), dynamic=(None,), freezing=(False,))
-    result = tuned(target, where(is_compiled, coded), space=space)
-    assert result.config["forward"].mode == "default"
-    (twin,) = [r for r in result.trials if r.config.mode == "max-autotune"]
-    source = result.best["forward"]
-    assert (twin.duplicate_of, twin.wall_s, twin.began) == (source.number, 3.0, 1.0)
-    assert twin.measurement == source.measurement
-    assert f"same code as for trial {source.number}" in twin.notes[-1]
 
 
 # Constant weights --------------------------------------------------------------------------------
@@ -367,8 +334,8 @@ def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
     executor = AfterDoubt(lambda: clock.work(100.5))
     result = tuned(target, executor, budget_s=100.0, clock=clock.monotonic)
     assert not executor.fresh
-    (record,) = [r for r in result.trials if r.outcome is Outcome.TIMEOUT and r.wall_s]
-    assert "the budget was spent" in record.notes[0]
+    (record,) = [r for r in result.trials if r.outcome is Outcome.INTERRUPTED]
+    assert "stopped before its second try" in record.message
 
 
 def test_a_target_that_cannot_be_forked_is_probed_in_a_fresh_interpreter(target: Path) -> None:
@@ -413,16 +380,6 @@ def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> No
     best = forward(result)["best"]
     assert best["throughput"]["value"] == best["eager_throughput"]["value"]
     assert not result.is_faster_by(1.05, "forward")
-
-
-def test_what_slows_eager_down_beside_it_is_not_faster(target: Path) -> None:
-    result = tuned(target, where(is_best, measured(1.5, flags=("eager_slowed",))))
-    assert result.config["forward"].mode == "default"
-    phase = forward(result)
-    assert any("eager runs slower beside it" in note for note in phase["notes"])
-    phase = forward(tuned(target, where(is_compiled, measured(2.5, flags=("eager_slowed",)))))
-    assert phase["verdict"] == "keep_eager"
-    assert phase["reason"] == "beside every setting that works eager runs slower than alone"
 
 
 @pytest.mark.parametrize(
@@ -569,14 +526,3 @@ def test_a_cache_that_cannot_be_written_is_one_paragraph(target: Path) -> None:
 
     with pytest.raises(RunError, match="cannot write the compiler cache"):
         tuned(target, spoil, run_dir="mine")
-
-
-def test_where_a_compile_takes_much_of_the_budget_the_screen_says_what_a_search_takes(
-    target: Path,
-) -> None:
-    dear = dataclasses.replace(measured(1.2), wall_s=33.0, step_s={"compile": 30.0})
-    show = Listener()
-    tuned(target, where(is_compiled, dear), budget_s=100.0, progress=show)
-    (said,) = show.warnings
-    assert "one compile of this model takes 30 s" in said
-    assert "--budget 8m" in said

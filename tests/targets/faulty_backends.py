@@ -140,7 +140,7 @@ def shouts(graph, inputs):
     line = b"\xff\xfe not UTF-8 " + b"x" * 4000 + b"\n"
     for _ in range(25_000):
         os.write(1, line)
-    forged = b'{"v": 1, "nonce": "", "event": "result", "outcome": "ok", "step": "exit"}\n'
+    forged = b'{"nonce": "", "event": "result", "outcome": "ok", "step": "exit"}\n'
     os.write(1, forged)
     return graph.forward
 
@@ -148,7 +148,7 @@ def shouts(graph, inputs):
 @register_backend
 def forges(graph, inputs):
     """Writes a result of its own to every pipe that it finds open."""
-    forged = b'{"v": 1, "nonce": "guess", "event": "result", "outcome": "ok", "step": "exit"}\n'
+    forged = b'{"nonce": "guess", "event": "result", "outcome": "ok", "step": "exit"}\n'
     for descriptor in range(3, 30):
         try:
             os.write(descriptor, forged)

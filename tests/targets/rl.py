@@ -46,7 +46,7 @@ class Flat(TorchRLModule):
             return [leaf for key in sorted(obs) for leaf in Flat._leaves(obs[key])]
         if isinstance(obs, tuple):
             return [leaf for part in obs for leaf in Flat._leaves(part)]
-        return [obs.flatten(1).float()]
+        return [obs.reshape(len(obs), -1).float()]
 
     def _forward(self, batch, **kwargs):
         flat = torch.cat(self._leaves(batch[Columns.OBS]), -1)
@@ -59,7 +59,7 @@ def _as_batch(space, sample):
     if isinstance(space, spaces.Tuple):
         return tuple(_as_batch(s, x) for s, x in zip(space.spaces, sample, strict=True))
     if isinstance(space, spaces.Discrete):
-        return torch.zeros(1, int(space.n))
+        return torch.zeros(1, 1)
     return torch.as_tensor(sample)[None]
 
 

@@ -26,13 +26,11 @@ from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
 from autocompile.settings.config import CompileConfig  # noqa: E402
-from autocompile.store.record import Record  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
-from autocompile.trial.target import rllib  # noqa: E402
-from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
-from autocompile.trial.target.rllib import from_object  # noqa: E402
+from autocompile.trial.target.rllib import Updates, from_object, minibatch  # noqa: E402
 from autocompile.trial.target.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
+from autocompile.trial.tasks import probing  # noqa: E402
 from autocompile.trial.tasks.screening import try_schedule  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
 from autocompile.trial.verify.verifier import Verifier  # noqa: E402
@@ -96,7 +94,7 @@ def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     assert set(Verifier(target, "learner_update", draws, 0, []).expected) >= {"loss", "gradients"}
     verifier, compiled = verified(target, "learner_update", draws, AOT)
     assert verifier.noise < 1e-6
-    assert telemetry.dynamo_facts().graphs >= 2  # forward pass and optimizer
+    assert telemetry.dynamo_facts()["graphs"] >= 2  # forward pass and optimizer
     assert verifier.weights(compiled) is None
     compiled.keep()
     compiled.run()
@@ -201,14 +199,14 @@ def test_the_settings_reach_every_optimizer_and_the_forward_pass() -> None:
 
 def test_what_updates_log_is_dropped_between_blocks() -> None:
     target = loaded(small("DQN"))
-    updates = Updates(target_config := small("DQN"), copy.deepcopy(target.model))
-    assert target_config.learner_class is type(updates.learner)
-    batch = drawn(target)
+    side = make_side(target, "learner_update", drawn(target))
+    side.keep()
     for _ in range(3):
-        updates.update(batch)
-    assert (MODULE, "td_error") in updates.learner.metrics
-    updates.forget_metrics()
-    assert (MODULE, "td_error") not in updates.learner.metrics
+        side.run()
+    metrics: Any = side.forget.__self__  # type: ignore[attr-defined]
+    assert (MODULE, "td_error") in metrics
+    side.restore()
+    assert (MODULE, "td_error") not in metrics
 
 
 @pytest.mark.slow
@@ -217,28 +215,32 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     draws = drawn(target), drawn(target, draw=1)
     fused = CompileConfig("eager", optimizer="fused")
     verifier, side = verified(target, "learner_update", draws, fused)
-    result = Record(0, "learner_update", fused, 24, compile_s=0.0)
-    try_schedule(verifier, side, result, 300.0)
-    assert result.notes == []
-
-
-def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
-    target = loaded(small("PPO"))
-    assert target.default_phases() == ("forward_exploration", "learner_update")
-    assert "phases" not in target.choices
-    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 0.0)
-    assert target.default_phases() == ("forward_exploration", "optimizer_step")
-    assert "optimizer_step instead of learner_update, which takes about" in target.choices["phases"]
-    monkeypatch.setattr(rllib, "seconds_of_update", lambda *_: 1 / 0)
-    assert target.default_phases() == ("forward_exploration", "optimizer_step")
-    assert "which fails here: ZeroDivisionError" in target.choices["phases"]
+    notes: list[str] = []
+    try_schedule(verifier, side, notes)
+    assert notes == []
 
 
 RL = f"{TARGETS / 'rl.py'}:config"
 UPDATES = {"phase": "learner_update", "batch_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "phase", "words"),
+    [
+        (60.0, "learner_update", None),
+        (0.0, "optimizer_step", "optimizer_step instead of learner_update, which takes about"),
+        (None, "optimizer_step", "which fails here: TypeError"),
+    ],
+)
+def test_without_a_phase_whole_updates_are_tuned_unless_one_fails_or_takes_long(
+    try_it: Try, monkeypatch: pytest.MonkeyPatch, longest_s: Any, phase: str, words: str | None
+) -> None:
+    monkeypatch.setattr(probing, "_LONGEST_UPDATE_S", longest_s)
+    if longest_s is None:
+        monkeypatch.setattr(probing, "block", lambda: None)
+    target = try_it(RL, kind="probe", phases=None)["target"]
+    assert target["phases"] == ["forward_exploration", phase]
+    assert words in target["choices"]["phases"] if words else "phases" not in target["choices"]
 
 
 def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
@@ -293,7 +295,7 @@ def test_forward_phases_get_what_their_modules_need(name: str, phase: str) -> No
     target = loaded(small(name))
     seed_everything(0)
     verified(target, phase, (target.inputs(phase, 4), target.inputs(phase, 4)), AOT)
-    assert telemetry.dynamo_facts().graphs >= 1
+    assert telemetry.dynamo_facts()["graphs"] >= 1
 
 
 def exploring(config: CompileConfig) -> Any:
@@ -311,7 +313,7 @@ def test_steps_change_at_each_call_and_what_that_recompiles_is_counted() -> None
         side.run()
         told.append(side.steps["t"])
     assert told == [2, 3, 4, 5, 6, 7]
-    assert telemetry.dynamo_facts().recompiles == 1
+    assert telemetry.dynamo_facts()["recompiles"] == 1
     side.keep()
     side.run()
     side.restore()
@@ -322,4 +324,4 @@ def test_a_setting_that_compiles_for_each_number_of_steps_shows_it() -> None:
     side = exploring(CompileConfig("aot_eager", dynamic=False))
     for _ in range(5):
         side.run()
-    assert telemetry.dynamo_facts().recompiles == 4
+    assert telemetry.dynamo_facts()["recompiles"] == 4

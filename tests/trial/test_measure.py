@@ -392,7 +392,7 @@ def test_a_side_that_slows_eager_for_longer_than_a_lead_is_named(
     found, said = screen(timed(eager), timed(compiled), nothing, LIMITS, 0)
     assert found.flags == (("eager_slowed",) if is_slowed else ())
     if is_slowed:
-        assert said == ["eager runs 50% slower next to this setting than alone"]
+        assert len(said) == 1 and said[0].startswith("eager runs 50% slower next to this setting")
     else:
         assert not said and found.speedup.value == pytest.approx(1.0)
 

@@ -116,22 +116,17 @@ BAKED = (("weights", "baked"),)
 
 
 @pytest.mark.parametrize(
-    ("config", "copies"),
-    [
-        pytest.param(CompileConfig("onnxrt"), 0, marks=pytest.mark.slow),
-        (CompileConfig("onnxrt", options=BAKED), 2),  # as they came, and packed
-        (CompileConfig(freezing=True), 1),
-        pytest.param(CompileConfig("openvino_onnx", options=BAKED), 2, marks=pytest.mark.slow),
-    ],
+    "config", [CompileConfig("onnxrt", options=BAKED), CompileConfig(freezing=True)]
 )
-def test_a_copy_of_the_weights_that_no_tensor_shows_counts(
-    work: Path, bench: Bench, config: CompileConfig, copies: int
+def test_where_no_tensor_shows_the_weights_the_peak_is_not_known(
+    work: Path, bench: Bench, config: CompileConfig
 ) -> None:
-    (work / "model.py").write_text(HEAVY)
+    (work / "model.py").write_text(SMALL)
     request = a_trial(target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1)
     ending = bench.end(bench.begin(request))
     assert ending.outcome is Outcome.OK, ending.message
-    assert peaks_in_mib(ending.payload) == pytest.approx((100, 100 + copies * 100), rel=0.05)
+    assert ending.payload["peak_memory_bytes"] is None
+    assert ending.payload["eager_peak_memory_bytes"] > 0
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
@@ -235,34 +230,3 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
     assert result["outcome"] == "ok", result
     assert result["graphs"] == graphs
     assert result["compile_s"] == pytest.approx(graphs * 100.0, rel=0.05)
-
-
-# --- page faults --------------------------------------------------------------------------------
-
-KEEPS_ITS_HEAP = """
-import ctypes
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(64, 2**14))  # 4 MiB
-
-    def forward(self, x):
-        return ((x * self.weight).cos() + self.weight).sum(1)
-
-def get_model():
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, as MALLOC_* would set them:
-    libc.mallopt(-3, 2**25)  # nothing of a call returns to the system
-    return Net()
-
-def get_inputs(batch_size):
-    return torch.ones(2**14)
-"""
-
-
-def test_page_faults_are_those_of_the_allocator_that_a_user_has(work: Path) -> None:
-    (work / "model.py").write_text(KEEPS_ITS_HEAP)
-    _, result = by_hand(work, a_trial(target=str(work / "model.py"), limits=LIMITS))
-    assert max(result["page_faults"]) < 200, result["page_faults"]

@@ -11,9 +11,9 @@ import torch
 from conftest import TARGETS
 from in_process import Try
 
-from autocompile.cli.space import asked
+from autocompile.cli.tune import asked
 from autocompile.errors import UsageError
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
 
@@ -85,11 +85,11 @@ def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
         ('autocast = ["none", "bfloat16"]', {"autocast": ["none,bfloat16"], "backend": None}),
         ('dynamic = ["none", true]', {"dynamic": ["none,true"]}),
         (
-            "options = [{}, { cpp_wrapper = true, cpp.simdlen = 256 }]",
+            'options = [{}, { cpp_wrapper = true, "cpp.simdlen" = 256 }]',
             {"option": ("none", "cpp_wrapper=true,cpp.simdlen=256")},
         ),
-        ("options = ['cpp_wrapper']", "--option 'cpp_wrapper' has no value"),
-        ("options = [{ cpp_wrapper = [1] }]", "is a list or a table"),
+        ("options = ['cpp_wrapper']", "options is not a list of tables"),
+        ("options = [{ cpp_wrapper = [1] }]", "whose values are no lists"),
         ("options = []", "the dimension options is empty"),
     ],
 )

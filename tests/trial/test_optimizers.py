@@ -17,7 +17,7 @@ from test_worker import a_trial, in_this_process
 from torch import nn, optim
 
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.store.record import Outcome, Record
+from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.target.sides import Side, make_side
@@ -127,8 +127,7 @@ def scheduled(
     make: Make,
     phase: str = "optimizer_step",
     lie: Callable[[Side], None] = lambda side: None,
-    compile_s: float = 0.1,
-) -> Record:
+) -> list[str]:
     """What a trial says of a schedule."""
     target = stepping(make)
     seed_everything(0)
@@ -138,43 +137,27 @@ def scheduled(
     compiled = make_side(target, phase, draws[0], CompileConfig("aot_eager"))
     verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     lie(compiled)
-    result = Record(0, phase, CompileConfig("aot_eager"), 4, compile_s=compile_s)
+    notes: list[str] = []
     verifier.eager.restore()
     compiled.adopt(verifier.eager)
     before = whole_state(verifier.eager)
-    try_schedule(verifier, compiled, result, 60.0)
+    try_schedule(verifier, compiled, notes)
     for side in (verifier.eager, compiled):
         assert all(_same(a, b) for a, b in zip(before, whole_state(side), strict=True))
-    return result
+    return notes
 
 
 def test_a_schedule_recompiles_no_model_whose_optimizer_is_outside() -> None:
-    assert scheduled(optim.Adam, "train_step").notes == []
-
-
-def test_a_number_recompiles_once_where_it_becomes_dynamic() -> None:
-    assert scheduled(optim.Adam).notes == [
-        "a learning-rate schedule recompiles this step once; pass it as a tensor, "
-        "e.g. Adam(params, lr=torch.tensor(0.001))"
-    ]
-
-
-def test_a_number_recompiles_each_time_where_it_stays_a_constant() -> None:
-    assert scheduled(optim.SGD).notes == [
-        "each change of the learning rate recompiles this step, up to torch's limit; "
-        "pass it as a tensor, e.g. SGD(params, lr=torch.tensor(0.001))"
-    ]
+    assert scheduled(optim.Adam, "train_step") == []
 
 
 @pytest.mark.parametrize("make", [optim.Adam, optim.SGD])
-def test_a_tensor_does_not_recompile(make: Any) -> None:
-    """However long a compile takes, since none is expected."""
-    assert scheduled(lambda p: make(p, lr=torch.tensor(1e-3)), compile_s=99.0).notes == []
-
-
-def test_a_slow_compile_is_not_repeated() -> None:
-    (note,) = scheduled(optim.SGD, compile_s=31.0).notes
-    assert "was not tried: it takes 31 s to compile" in note
+def test_a_number_recompiles_and_a_tensor_does_not(make: Any) -> None:
+    assert scheduled(make) == [
+        "a learning-rate schedule recompiles this step; pass the rate as a tensor, "
+        f"e.g. {make.__name__}(params, lr=torch.tensor(0.001))"
+    ]
+    assert scheduled(lambda p: make(p, lr=torch.tensor(1e-3))) == []
 
 
 def test_a_step_that_goes_on_with_the_old_learning_rate_is_refused() -> None:
@@ -191,19 +174,6 @@ def test_a_step_that_goes_on_with_the_old_learning_rate_is_refused() -> None:
     with pytest.raises(Failed, match="does not follow the learning rate") as caught:
         scheduled(optim.Adam, lie=forgets)
     assert caught.value.outcome is Outcome.WRONG_OUTPUT
-    assert "pass it as a tensor, e.g. Adam(" in str(caught.value)
-
-
-def test_an_error_after_a_change_is_said() -> None:
-    def breaks(side: Side) -> None:
-        def call() -> Any:
-            raise ValueError("no more")
-
-        side.call = call
-
-    found = scheduled(optim.Adam, lie=breaks)
-    said = "after a change of the learning rate this step fails: ValueError: no more"
-    assert found.notes == [said]
 
 
 def test_what_the_changes_compile_is_not_counted_for_the_trial(
@@ -213,7 +183,7 @@ def test_what_the_changes_compile_is_not_counted_for_the_trial(
     request = a_trial(phase="optimizer_step", batch_size=None)
     result = in_this_process(work / "first", request, capsys)
     assert (result["graphs"], result["recompiles"]) == (1, 0)
-    assert str(result["notes"]).count("schedule recompiles this step once") == 1
+    assert str(result["notes"]).count("schedule recompiles this step;") == 1
     eager = {"config": EAGER.to_dict()}
     for changes in ({"phase": "forward", "batch_size": 4}, eager):
         other = in_this_process(work / "other", {**request, **changes}, capsys)

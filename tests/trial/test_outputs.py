@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.trial.verify.compare import compare, mismatch_scale
 from autocompile.trial.verify.outputs import (
-    Held,
+    LastResults,
     copy_view,
     flatten,
     has_nan,
@@ -255,7 +255,7 @@ def test_whatever_a_library_returns_is_copied_and_compared(name: str) -> None:
     copied = copy_view(view())
     assert type(copied["outputs"]) is type(view()["outputs"])
     assert compare(view(), copied) is None
-    assert Held(view()).overwritten() == []
+    assert LastResults(view()).overwritten() == []
     assert "is off by" in str(compare(view(), view(1.01)))
     assert mismatch_scale(view(), view(1.01)) > 1e-3
     assert compare(view(), {"outputs": torch.arange(1.0, 7.0)}) is not None

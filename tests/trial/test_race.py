@@ -327,7 +327,7 @@ def exported(code: str, config: CompileConfig | str, **more: Any) -> dict[str, A
     choice = Choice(CompileConfig("honest"), 4, {"value": 1.0, "low": 1.0, "high": 1.0}, 3)
     settings = json.loads(TunedSet((Tuned({"forward": (choice,)}, {}, "net.py"),)).to_json())
     request["sides"][0]["exported"] = {"code": code, "settings": settings}
-    return request | {"kind": "exported"}
+    return request
 
 
 ONE_THREAD = "torch.set_num_threads(1)\nmodel = model.to(memory_format=torch.channels_last)"

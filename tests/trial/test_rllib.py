@@ -6,13 +6,13 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import TARGETS
-from in_process import Try
 
 pytest.importorskip("ray.rllib")
 
@@ -26,17 +26,14 @@ from autocompile.errors import TargetError
 from autocompile.export.choices import Choice
 from autocompile.export.python import code_of
 from autocompile.protocol.requests import ExportedCode
-from autocompile.runtime.rllib.observations import _observations
+from autocompile.runtime.rllib.observations import _rows
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
 from autocompile.store.report import Report
 from autocompile.store.report import Target as ReportTarget
-from autocompile.trial import worker
-from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
 from autocompile.trial.target.sides import make_side, phases_of
@@ -124,10 +121,7 @@ def test_ray_gives_an_actor_as_many_threads_as_is_assumed() -> None:
     [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
      ("get_model", "RLModule"), (None, "RLModule")],
 )  # fmt: skip
-def test_each_form_has_the_phases_of_an_rl_module(
-    module: Any, name: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
+def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None, kind: str) -> None:
     target = load(module, name)
     assert target.kind == kind and target.is_rl
     of_config = ("learner_update",) if kind == "AlgorithmConfig" else ()
@@ -145,7 +139,7 @@ def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: s
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
         verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
-        assert telemetry.dynamo_facts().graphs >= 1, phase
+        assert telemetry.dynamo_facts()["graphs"] >= 1, phase
         assert verifier.weights(compiled) is (True if phase in RL_PHASES else None), phase
         compiled.keep()
         verifier.last_call(compiled)
@@ -168,7 +162,7 @@ def test_the_function_beneath_is_compiled_and_the_users_module_is_left_alone(
     assert not seen  # nothing is compiled before the first call
     telemetry.reset_dynamo("spy")
     output = side.run()
-    assert telemetry.dynamo_facts().graphs == 1
+    assert telemetry.dynamo_facts()["graphs"] == 1
     assert "linear" in seen[0]
     assert output["action_dist_inputs"].shape == (4, 3)
 
@@ -217,26 +211,6 @@ def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any)
 
 def of_spaces(kind: Any, observations: Any = BOX) -> Any:
     return kind().environment(observation_space=observations, action_space=spaces.Discrete(2))
-
-
-def test_whether_updates_are_short_is_timed_while_nothing_compiles(
-    try_it: Try, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, depths = list[Channel](), list[int]()
-
-    def channel(*args: Any) -> Channel:
-        made.append(Channel(*args))
-        return made[-1]
-
-    def seconds(*_: Any) -> float:
-        depths.append(made[-1]._depth)
-        return 1.0
-
-    monkeypatch.setattr(worker, "Channel", channel)
-    monkeypatch.setattr(rllib, "seconds_of_update", seconds)
-    result = try_it(f"{RL}:config", kind="probe", phases=None)
-    assert result["target"]["phases"] == ["forward_exploration", "optimizer_step"]
-    assert depths == [1]
 
 
 def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
@@ -318,8 +292,9 @@ def test_a_recurrent_module_gets_a_time_dimension_and_its_state(module: Any) -> 
 # --- observations -------------------------------------------------------------------------------
 
 
-def drawn(space: spaces.Space[Any], *lead: int, seed: int = 0) -> Any:
-    return _observations(space, lead, np.random.default_rng(seed))
+def drawn(space: spaces.Space[Any], count: int, is_stateful: bool = False) -> Any:
+    seed_everything(0)
+    return _rows(SimpleNamespace(is_stateful=lambda: is_stateful), space, count)
 
 
 @pytest.mark.parametrize(
@@ -333,38 +308,29 @@ def drawn(space: spaces.Space[Any], *lead: int, seed: int = 0) -> Any:
         spaces.Box(5.0, 10.0, (2,), np.float32),
         spaces.Box(-10.0, -5.0, (2,), np.float32),
         spaces.Box(np.array([-1, 3], np.float32), np.array([1, np.inf], np.float32)),
+        spaces.Discrete(5, start=3),
+        spaces.MultiBinary(6),
     ],
     ids=str,
 )
-def test_drawn_observations_lie_in_their_box(space: spaces.Box) -> None:
+def test_drawn_observations_lie_in_their_space(space: Any) -> None:
     batch = drawn(space, 50)
-    assert batch.shape == (50, *space.shape)
+    assert batch.shape == (50, *space.shape) and batch.dtype is not torch.float64
     assert all(space.contains(row.numpy()) for row in batch)
-    assert batch.unique().numel() > 2
-
-
-def test_discrete_and_binary_observations_are_ones_and_zeros() -> None:
-    one_hot = drawn(spaces.Discrete(5, start=3), 40)
-    assert torch.equal(one_hot.sum(1), torch.ones(40))
-    assert len(set(one_hot.argmax(1).tolist())) == 5
-    binary = drawn(spaces.MultiBinary(6), 40)
-    for batch, width in ((one_hot, 5), (binary, 6)):
-        assert batch.shape == (40, width) and batch.dtype is torch.float32
-        assert set(batch.unique().tolist()) == {0.0, 1.0}
+    assert batch.unique().numel() >= 2
 
 
 def test_nested_observations_keep_their_structure(module: Any) -> None:
-    batch = drawn(module.NESTED, 7, 1)
+    batch = drawn(module.NESTED, 7, is_stateful=True)
     assert set(batch) == {"image", "pair", "double", "anywhere"}
     assert batch["image"].shape == (7, 1, 4, 4) and batch["image"].dtype is torch.uint8
     assert isinstance(batch["pair"], tuple)
-    assert [x.shape for x in batch["pair"]] == [(7, 1, 5), (7, 1, 3)]
+    assert [x.shape for x in batch["pair"]] == [(7, 1), (7, 1, 3)]
 
 
 def test_a_space_that_cannot_be_made_up_is_told_the_way_out() -> None:
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError, match="values of a Dict space cannot be generated") as caught:
         drawn(spaces.Dict({"text": spaces.Text(5)}), 3)
-    assert caught.value.what == "cannot generate observations of a Text space"
     assert caught.value.hint is not None and "get_inputs(batch_size)" in caught.value.hint
 
 
@@ -421,5 +387,5 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     telemetry.reset_dynamo("aot_eager")
     side = exported_side(target, phase, inputs, config, exported, tmp_path)
     side.run()
-    assert bool(telemetry.dynamo_facts().graphs) == (phase != "optimizer_step")
+    assert bool(telemetry.dynamo_facts()["graphs"]) == (phase != "optimizer_step")
     assert phase != "optimizer_step" or side.optimizers[0].param_groups[0]["fused"]

@@ -480,7 +480,7 @@ def test_the_state_after_the_checks_is_the_one_that_eager_has_kept() -> None:
     target = mlp()
     verifier = Verifier(target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, [])
     kept = copy.deepcopy(verifier.eager.kept)
-    side = make_side(target, "train_step", verifier._draws[0], CompileConfig("aot_eager"))
+    side = make_side(target, "train_step", verifier._batches[0], CompileConfig("aot_eager"))
     verifier.first_calls(side, verifier.seeded_call(side, 0))
     verifier.last_call(side)
     verifier.eager.restore()

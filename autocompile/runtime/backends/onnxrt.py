@@ -11,32 +11,13 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx import (
-    Args,
-    Exported,
-    Session,
-    Unsupported,
-    compile_graph,
-)
+from autocompile.runtime.backends.onnx import Session, Unsupported, compile_graph
 
 
 class OrtSession(Session):
     """A session of ONNX Runtime, on a CPU or on a CUDA device."""
 
     backend, runtime = "onnxrt", "ONNX Runtime"
-
-    @classmethod
-    def demand(cls, exported: Exported, args: Args) -> None:
-        """Refuse a device without an execution provider."""
-        import onnxruntime
-
-        kinds = {a.device.type for a in args if isinstance(a, torch.Tensor)}
-        if "cuda" in kinds and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            raise Unsupported(
-                "the onnxruntime here has no CUDA provider: pip install onnxruntime-gpu"
-            )
-        for kind in kinds - {"cpu", "cuda"}:
-            raise Unsupported(f"ONNX Runtime has no provider for {kind} here")
 
     def load(self, model: Any) -> None:
         self._stream = _stream(self.device)
@@ -67,6 +48,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
     import onnxruntime
 
+    provider = f"{device.type.upper()}ExecutionProvider"
+    if provider not in onnxruntime.get_available_providers():
+        raise Unsupported(f"the onnxruntime here has no {provider} (for CUDA: onnxruntime-gpu)")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()

@@ -13,25 +13,16 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx import (
-    Args,
-    Exported,
-    Session,
-    Unsupported,
-    compile_graph,
-)
-
-_TAKEN = (torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
+from autocompile.runtime.backends.onnx import Session, Unsupported, compile_graph
 
 _INT64, _BOOL = 7, 9  # of onnx.TensorProto
-_SMALL = 2**15  # products of two such constants fit
-_FIRST, _ALL, _UPDATES = slice(1), slice(None), slice(0, 3, 2)
-# Operators that move values unchanged: which of their inputs are values.
+_COMPUTED = (1, 2, 6, _INT64, _BOOL, 10)  # FLOAT, UINT8, INT32, FLOAT16
+_SMALL = 2**15  # products of two such constants fit into 32 bits
+# Operators that move values unchanged, or look them up.
 _MOVES = {
-    "Concat": _ALL, "Expand": _FIRST, "Flatten": _FIRST, "Gather": _FIRST, "GatherElements": _FIRST,
-    "GatherND": _FIRST, "Identity": _FIRST, "Reshape": _FIRST, "ScatterElements": _UPDATES,
-    "ScatterND": _UPDATES, "Slice": _FIRST, "Split": _FIRST, "Squeeze": _FIRST, "Tile": _FIRST,
-    "Transpose": _FIRST, "Unsqueeze": _FIRST, "Where": _ALL,
+    "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+    "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "Where",
 }  # fmt: skip
 
 
@@ -52,20 +43,12 @@ class OvSession(Session):
 
     backend, runtime = "openvino_onnx", "OpenVINO"
 
-    @classmethod
-    def demand(cls, exported: Exported, args: Args) -> None:
-        """Refuse other devices, and dtypes that it would compute in float32."""
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if any(t.device.type != "cpu" for t in tensors):
-            raise Unsupported("OpenVINO runs on CPUs only")
-        for dtype in (*(t.dtype for t in tensors), *(dtype for _, _, dtype in exported.outputs)):
-            if dtype not in _TAKEN:
-                raise Unsupported(f"OpenVINO does not compute in {dtype}")
-        _demand_small_integers(exported.model)
-
     def load(self, model: Any) -> None:
         import openvino
 
+        if self.device.type != "cpu":
+            raise Unsupported("OpenVINO runs on CPUs only")
+        _demand_exact(self._exported.model)
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -86,22 +69,29 @@ class OvSession(Session):
         self._request.infer(share_outputs=True)  # otherwise it copies them into a dictionary
 
 
-def _demand_small_integers(model: Any) -> None:
-    """Refuse a model (``onnx.ModelProto``) that may compute or return an integer above 32 bits.
+def _demand_exact(model: Any) -> None:
+    """Refuse a model (``onnx.ModelProto``) of which a value may be cut or rounded.
 
-    Integers of inputs and casts and large constants may be. They may be moved, and be indices (out
-    of range they are errors in torch too); any other operator on them is refused.
+    It would compute other types in float32, and 64-bit integers in 32 bits. Integers of inputs and
+    casts and large constants may need more. They may be moved and looked up, and be indices (out of
+    range they are errors in torch too); any other operator on them is refused.
     """
+    import onnx
+
     graph = model.graph
     kinds = {
         value.name: value.type.tensor_type.elem_type
         for value in (*graph.input, *graph.value_info, *graph.output)
     }
+    for value in (*graph.input, *graph.output):
+        if kinds[value.name] not in _COMPUTED:
+            name = onnx.TensorProto.DataType.Name(kinds[value.name])
+            raise Unsupported(f"OpenVINO does not compute in {name}")
     large = {value.name for value in graph.input if kinds[value.name] == _INT64}
     large |= {value.name for value in graph.initializer if _is_large(value)}
     for node in graph.node:
         kind = node.op_type
-        is_large = any(name in large for name in node.input[_MOVES.get(kind, _ALL)])
+        is_large = any(name in large for name in node.input)
         if is_large and kind not in _MOVES:
             raise Unsupported(f"OpenVINO computes {kind} of 64-bit integers in 32 bits")
         is_large |= kind == "Constant" and any(map(_is_large, (a.t for a in node.attribute)))

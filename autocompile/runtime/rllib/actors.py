@@ -5,28 +5,30 @@ Mixins: :func:`autocompile.runtime.rllib.algorithm.tuned` joins them with the al
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
-from torch._dynamo.utils import counters
 
-from autocompile.errors import UsageError, first_words
+from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
-from autocompile.runtime.applying import prepare_model, process_of, process_state
-from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
+from autocompile.runtime.applying import (
+    Compiled,
+    apply_to_optimizer,
+    apply_to_phase,
+    prepare_model,
+    process_of,
+)
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
-from autocompile.runtime.rllib.observations import connectors_of, made_up_batch
+from autocompile.runtime.rllib.observations import made_up_batch
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
@@ -49,8 +51,7 @@ class _Tuned(_Actor):  # type: ignore[misc]
     """Common base of runner and learner: the settings and which are active."""
 
     tuned_set: ClassVar[TunedSet]
-    active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
-    ran: dict[str, dict[str, Any]]  # the state of the process at the last call, by phase
+    active: dict[str, tuple[Choice, Compiled | None]]
 
     @functools.cached_property
     def tuned(self) -> Tuned:
@@ -61,31 +62,15 @@ class _Tuned(_Actor):  # type: ignore[misc]
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         warm_start.load(self.tuned, self._device)
-        self.active[key] = choice, compiled, {}
-
-    @contextlib.contextmanager
-    def as_measured(self, phase: str, choice: Choice | None, usual: int = 0) -> Iterator[int]:
-        """Use the threads and the precision of a phase's choice, if any, inside the context.
-
-        A process may hold a runner and a learner, or several algorithms, with different ones.
-        Yields the number of threads before, which stays if the choice and ``usual`` set none.
-        """
-        threads = torch.get_num_threads()
-        if choice is None:
-            yield threads
-            return
-        wanted = {"threads": usual or threads, **choice.config.process}
-        with process_of(wanted):
-            yield threads
-            self.ran[phase] = process_state(wanted)
+        self.active[key] = choice, compiled
 
     def tell_active(self) -> dict[str, Any]:
         """Active settings and ``problems`` of this process, for the result of ``train()``."""
         settings: dict[str, Any] = {}
         problems: list[str] = []
-        for key, (choice, compiled, facts) in self.active.items():
+        for key, (choice, compiled) in self.active.items():
             label = choice.config.label()
-            settings[key] = {"setting": label, "measured_at": choice.batch_size, **facts}
+            settings[key] = {"setting": label, "measured_at": choice.batch_size}
             if compiled is not None:
                 settings[key] |= {"graphs": compiled.graphs, "recompiles": compiled.later_graphs}
                 if compiled.failed:
@@ -93,11 +78,6 @@ class _Tuned(_Actor):  # type: ignore[misc]
                     problems.append(f"{key}: {label} failed: {compiled.failed}")
                 elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
                     problems.append(f"{key}: {label} has captured no graph")
-            if ran := self.ran.get(key.rpartition(".")[2]):
-                settings[key]["threads"] = ran["threads"]
-                for name, value in choice.config.process.items():
-                    if ran[name] != value:
-                        problems.append(f"{key}: {name} {ran[name]}, and not {value}")
         threads = {"threads": self.tuned.fingerprint.get("threads")}  # of an actor: as Ray has it
         return {
             "settings": settings,
@@ -109,11 +89,11 @@ class _Tuned(_Actor):  # type: ignore[misc]
 class TunedRunner(_Tuned):
     """Applies settings to the sampling phase of an env runner."""
 
-    sampling: tuple[str, Choice | None] = "", None
+    sampling: Choice | None = None
 
     def make_module(self) -> None:
         super().make_module()
-        self.active, self.ran = {}, {}
+        self.active = {}
         if self.module is None or self.env is None:  # it does not sample
             return
         phase = phases.FORWARD_EXPLORATION if self.config.explore else phases.FORWARD_INFERENCE
@@ -125,21 +105,19 @@ class TunedRunner(_Tuned):
         choice = choice or self.tuned.at(phases.FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
             return
-        self.sampling = phase, choice
+        self.sampling = choice
         for name, module in _modules(self.module):
             compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # With several agents, a module's batch size is known only at the first step.
             if compiled is not None and not isinstance(self.module, MultiRLModule):
-                connectors = functools.partial(connectors_of, self.config, self.env)
-                with self.as_measured(phase, choice):
-                    warmed = warm_up(module, phase, self.num_envs, connectors)
-                self.active[phase][2].update(warmed)
+                with process_of(choice.config.process):
+                    warm_up(module, phase, self.num_envs)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
 
     def sample(self, **kwargs: Any) -> Any:
-        with self.as_measured(*self.sampling):
+        with process_of(self.sampling.config.process if self.sampling else {}):
             return super().sample(**kwargs)
 
 
@@ -149,27 +127,22 @@ class TunedLearner(_Tuned):
     usual = 0  # threads of the process outside an update
 
     def _make_modules_ddp_if_necessary(self) -> None:
-        self.active, self.ran = {}, {}
+        self.active = {}
         for name, module in _modules(self.module):
             self._tune(name, module)
         self._tune_optimizers()
         super()._make_modules_ddp_if_necessary()
 
-    def add_module(self, *, module_id: str, **kwargs: Any) -> Any:
-        added = super().add_module(module_id=module_id, **kwargs)
-        self._tune(module_id, self.module[module_id].unwrapped())
-        self._tune_optimizers()
-        return added
-
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         # The backward pass uses the setting of forward_train, as in its measurement.
-        forward, _ = self._choices()
-        with self.as_measured(*forward) as self.usual:
+        (_, choice), _ = self._choices()
+        self.usual = torch.get_num_threads()
+        with process_of(choice.config.process if choice else {}):
             return super()._update(*args, **kwargs)
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
-        _, step = self._choices()
-        with self.as_measured(*step, usual=self.usual):
+        _, (_, choice) = self._choices()
+        with process_of({"threads": self.usual, **choice.config.process} if choice else {}):
             super().apply_gradients(*args, **kwargs)
 
     def _get_optimizer_state(self) -> Any:
@@ -224,41 +197,25 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
 
 
-def warm_up(
-    module: Any,
-    phase: str,
-    count: int,
-    connectors: Callable[[], Any] = lambda: None,
-) -> dict[str, Any]:
+def warm_up(module: Any, phase: str, count: int) -> bool:
     """Call exploration or inference with generated observations; keeps the random state.
 
-    If that fails, the phase compiles at its first real call. ``count`` is the number of
-    environments; ``connectors`` returns the runner's, None for RLlib's own.
-
-    Returns:
-        ``warmup_s`` and ``from_cache``; or ``not_warmed_up`` with the error.
+    ``count`` is the number of environments. Returns whether the module took the observations; if
+    it needs more than its space says, the phase compiles at its first real call.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    numbers = np.random.get_state()
-    began, hits = time.monotonic(), _cache_hits()
+    random_state = np.random.get_state()
     try:
         # This device only: forking the others' generators would initialize CUDA on each.
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            batch = made_up_batch(module, count, connectors())
+            batch = made_up_batch(module, count)
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
                 given = {"t": steps} if phase == phases.FORWARD_EXPLORATION else {}
                 getattr(module, phase)(batch, **given)
-    except Exception as error:  # the generated observations do not fit the module
-        return {"not_warmed_up": first_words(error)}
+    except Exception:
+        return False
     finally:
-        np.random.set_state(numbers)
-    seconds = round(time.monotonic() - began, 3)
-    return {"warmup_s": seconds, "from_cache": _cache_hits() > hits}
-
-
-def _cache_hits() -> int:
-    return int(
-        counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    )
+        np.random.set_state(random_state)
+    return True

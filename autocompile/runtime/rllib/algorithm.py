@@ -7,6 +7,7 @@ learner are extended: ray builds them in every process, and again after a restar
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from typing import Any
@@ -40,18 +41,21 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
             of several machines, each process takes the one that fits its device.
         strict: if True, ``train()`` raises :class:`NotInEffect` when a setting failed or captured
-            no graph, when threads or precision differ, or when a runner uses no settings. If
-            False, it warns. A failed setting runs in eager mode.
+            no graph, or a runner uses no settings. If False, it warns. A failed setting runs in
+            eager mode.
 
     Raises:
         UsageError: no entry is for an RLModule and this interpreter, or the configuration uses the
             old API stack. A process whose own entry is not usable raises it when it is built.
-
-    Warns:
-        UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
     tuned_set = TunedSet.read(settings)
-    _demand_any_usable(tuned_set)
+    for entry in tuned_set.entries:
+        # One is enough here: each process takes the entry of its own device.
+        with contextlib.suppress(UsageError):
+            demand_usable(entry)
+            break
+    else:
+        demand_usable(tuned_set.entries[0])
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
@@ -63,27 +67,10 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     config.env_runners(env_runner_cls=_extended(TunedRunner, runner, tuned_set))
     # Ray's versions set this by different methods, and each warns of the other's.
     config._learner_class = _extended(TunedLearner, config.learner_class, tuned_set)
-    if config.torch_compile_worker or config.torch_compile_learner:
-        warnings.warn(
-            "ray's torch_compile_worker and torch_compile_learner are turned off: the tuned "
-            "settings replace them",
-            stacklevel=2,
-        )
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
-
-
-def _demand_any_usable(settings: TunedSet) -> None:
-    """Raise the UsageError of the first entry if no process could use any, whatever its device."""
-    errors = []
-    for entry in settings.entries:
-        try:
-            return demand_usable(entry)
-        except UsageError as error:
-            errors.append(error)
-    raise errors[0]
 
 
 def default_runner(config: Any) -> type:
@@ -135,30 +122,27 @@ class Tell:
 
 
 def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
-    """The answers of the processes that are not too busy; it is a problem if there are none."""
+    """The answers of the processes that are not too busy; none at all is a problem."""
     active = {}
     for name, group in groups.items():
         answers = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
         active[name] = [one for one in answers if one]
         # Counted afterwards: ray knows of a runner that has died since, and restarts it.
         if not answers and group.num_healthy_env_runners():
-            active[name] = [_silent(name)]
-    of_learners = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
-    active["learners"] = [answer.get() for answer in of_learners if answer.ok] or [
-        _silent("learners")
-    ]
+            active[name] = [_problem(f"none of the {name.replace('_', ' ')} answered")]
+    of_learners = learners.foreach_learner(
+        lambda learner, **_: learner.tell_active(), timeout_seconds=_ANSWER_S
+    )
+    answers = [answer.get() for answer in of_learners if answer.ok]
+    active["learners"] = answers or [_problem("none of the learners answered")]
     return active
 
 
-def _silent(name: str) -> dict[str, Any]:
-    return {"settings": {}, "problems": [f"none of the {name.replace('_', ' ')} answered"]}
+def _problem(words: str) -> dict[str, Any]:
+    return {"settings": {}, "problems": [words]}
 
 
 def _active_in_runner(runner: Any) -> dict[str, Any] | None:
     if not hasattr(runner, "tell_active"):
-        return {"settings": {}, "problems": [f"a {type(runner).__name__} uses no settings"]}
+        return _problem(f"a {type(runner).__name__} uses no settings")
     return runner.tell_active() if runner.env is not None else None
-
-
-def _active_in_learner(learner: Any, **_: Any) -> dict[str, Any]:
-    return learner.tell_active()  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.vector.utils import batch_space
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
@@ -35,53 +34,38 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
     """
     if connectors is not None:
         return _connected(connectors, module, count)
-    generator = _generator()
-    space = module.observation_space
-    if not module.is_stateful():
-        return {"obs": _observations(space, (count,), generator)}
-    state = pytree.tree_map(
-        lambda value: torch.as_tensor(value).repeat(count, *[1] * len(value.shape)),
-        module.get_initial_state(),
-    )
-    return {"obs": _observations(space, (count, 1), generator), "state_in": state}
+    batch = {"obs": _rows(module, module.observation_space, count)}
+    if module.is_stateful():
+        batch["state_in"] = pytree.tree_map(
+            lambda value: torch.as_tensor(value).repeat(count, *[1] * len(value.shape)),
+            module.get_initial_state(),
+        )
+    return batch
 
 
 def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A batch with actions, and those of a later batch as next observations.
-
-    Some modules train on them.
-    """
+    """A batch with actions, and a later batch as next observations: some modules train on them."""
     rows = pytree.tree_leaves(batch["obs"])[0].shape[0]
-    space = batch_space(module.action_space, rows)
-    space.seed(int(_generator().integers(2**31)))
-
-    def tensor(values: Any) -> torch.Tensor:
-        made = torch.as_tensor(values)
-        made = made.float() if made.dtype == torch.float64 else made
-        return made[:, None] if module.is_stateful() else made
-
-    actions = pytree.tree_map(tensor, space.sample())
+    actions = _rows(module, module.action_space, rows)
     with_actions = {**batch, Columns.ACTIONS: actions, Columns.NEXT_OBS: later[Columns.OBS]}
     if Columns.STATE_IN in later:
         with_actions[Columns.NEXT_STATE_IN] = later[Columns.STATE_IN]
     return with_actions
 
 
-def connectors_of(config: Any, env: Any = None) -> Any:
-    """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors.
-
-    The vector environment is generated from the config's spaces unless it is given.
-    """
+def connectors_of(config: Any) -> Any:
+    """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors."""
     if config._env_to_module_connector is None:
         return None
-    if env is None:
-        given = {"observation_space": config.observation_space, "action_space": config.action_space}
-        env = SyncVectorEnv([lambda: MadeUpEnv(given)])
+    given = {"observation_space": config.observation_space, "action_space": config.action_space}
+    env = SyncVectorEnv([lambda: MadeUpEnv(given)])
     every = {
         INPUT_ENV_SPACES: (env.observation_space, env.action_space),
         INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space),
     }
-    with _connector_errors("cannot be built for a generated environment", _OWN_SPEC):
+    with _errors(
+        "the env_to_module connectors cannot be built for a generated environment", _OWN_SPEC
+    ):
         return config.build_env_to_module_connector(env=env, spaces=every)
 
 
@@ -151,7 +135,7 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
         )
         episode.add_env_reset(observation=_drawn(space, generator))
         episodes.append(episode)
-    with _connector_errors("fail on generated observations", _OWN_INPUTS):
+    with _errors("the env_to_module connectors fail on generated observations", _OWN_INPUTS):
         batch = connectors(
             rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={}
         )
@@ -159,15 +143,25 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _connector_errors(what: str, hint: str) -> Iterator[None]:
+def _errors(what: str, hint: str) -> Iterator[None]:
     """Raise errors as TargetErrors: connectors may need data that cannot be generated."""
     try:
         yield
     except Exception as error:
-        raise TargetError(
-            f"the env_to_module connectors {what}: {type(error).__name__}: {error}",
-            hint=hint,
-        ) from error
+        raise TargetError(f"{what}: {type(error).__name__}: {error}", hint=hint) from error
+
+
+def _rows(module: Any, space: Any, count: int) -> Any:
+    """Random values of a space as RLlib's default connectors give them to a module: stacked."""
+    generator = _generator()
+
+    def stacked(*values: Any) -> torch.Tensor:
+        rows = torch.as_tensor(np.stack(values))
+        rows = rows.float() if rows.dtype == torch.float64 else rows
+        return rows[:, None] if module.is_stateful() else rows
+
+    with _errors(f"values of a {type(space).__name__} space cannot be generated", _OWN_INPUTS):
+        return pytree.tree_map(stacked, *[_drawn(space, generator) for _ in range(count)])
 
 
 def _generator() -> np.random.Generator:
@@ -176,43 +170,22 @@ def _generator() -> np.random.Generator:
 
 def _drawn(space: Any, generator: np.random.Generator) -> Any:
     """One observation as an environment returns it."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return _of_each(space, lambda part: _drawn(part, generator))
+    if isinstance(space, spaces.Dict):
+        return {name: _drawn(part, generator) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_drawn(part, generator) for part in space.spaces)
     if isinstance(space, spaces.Box):
-        return _box(space, (), generator)
+        return _box(space, generator)
     copied = copy.deepcopy(space)  # seeding must not change the user's
     copied.seed(int(generator.integers(2**31)))
     return copied.sample()
 
 
-def _of_each(space: Any, draw: Callable[[Any], Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {name: draw(part) for name, part in space.spaces.items()}
-    return tuple(draw(part) for part in space.spaces)
-
-
-def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
-    """Random observations of shape ``(*lead, *space.shape)``, as RLlib's connectors make them."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return _of_each(space, lambda part: _observations(part, lead, generator))
-    if isinstance(space, spaces.Box):
-        values = _box(space, lead, generator)
-        return torch.as_tensor(values.astype(np.float32) if space.dtype == np.float64 else values)
-    if isinstance(space, spaces.Discrete):  # one-hot
-        index = generator.integers(0, int(space.n), size=lead)
-        return torch.nn.functional.one_hot(torch.as_tensor(index), int(space.n)).float()
-    if isinstance(space, spaces.MultiBinary):
-        return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
-    raise TargetError(
-        f"cannot generate observations of a {type(space).__name__} space", hint=_OWN_INPUTS
-    )
-
-
-def _box(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
+def _box(space: Any, generator: np.random.Generator) -> Any:
     """Values in the bounds; an open side is 2 from the other bound, both are -1 and 1."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     # Some spaces use the largest number of their dtype for "unbounded", and the range overflows.
     open_low, open_high = low < -1e30, high > 1e30
     bottom = np.where(open_low, np.where(open_high, -1.0, high - 2.0), low)
     top = np.where(open_high, np.where(open_low, 1.0, low + 2.0), high)
-    return generator.uniform(bottom, top, size=(*lead, *space.shape)).astype(space.dtype)
+    return generator.uniform(bottom, top, size=space.shape).astype(space.dtype)

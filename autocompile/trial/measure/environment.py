@@ -12,7 +12,7 @@ import torch
 
 from autocompile.errors import UsageError, first_line
 from autocompile.runtime.compiling import register_backend_of
-from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
+from autocompile.settings.backends import BACKENDS, Backend
 
 # Inductor options without effect on a device; modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
@@ -53,15 +53,15 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     """Why a backend cannot be used here; empty if it can be tried."""
     version, known = torch.__version__, BACKENDS.get(name, Backend())
     if known.device not in (None, device.type):
-        return known.elsewhere or f"it runs on {known.device} only"
+        return f"it runs on {known.device} only"
     if known.avx512 and not torch.cpu._is_avx512_supported():
         return "this CPU has no AVX-512, without which it compiles as inductor does"
     wanted = f"needs {known.needs}; this is torch {version}" if known.needs else ""
     for package in filter(None, (known.registered_by, known.package)):
         if importlib.util.find_spec(package) is None:
             return wanted or f"{package} is not installed"
-    if known.ours and (reason := _not_ours(name)):
-        return reason
+    if known.ours and name not in registered:
+        return "autocompile, which has this backend, is not installed in this interpreter"
     if known.registered_by:
         try:
             register_backend_of(name)
@@ -71,24 +71,10 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     return "" if name in registered else f"torch {version} knows no backend of this name"
 
 
-def _not_ours(name: str) -> str:
-    from importlib.metadata import entry_points
-
-    from torch._dynamo.backends.registry import _COMPILER_FNS
-
-    known = _COMPILER_FNS.get(name)
-    if known is not None and not known.__module__.startswith("autocompile."):
-        return f"this torch has its own {name}, which differs from autocompile's"
-    entries = entry_points(group="torch_dynamo_backends", name=name)
-    if any(entry.value.startswith("autocompile.") for entry in entries):
-        return ""
-    return "autocompile, which has this backend, is not installed in this interpreter"
-
-
 def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
     """Why each of these backends, by default the usual ones, cannot be used; empty if it can."""
     registered = list(torch._dynamo.list_backends(None))
-    return {n: _why_not(n, device, registered) for n in names or DEFAULT_BACKENDS if n != "eager"}
+    return {n: _why_not(n, device, registered) for n in names or BACKENDS if n != "eager"}
 
 
 def library_modules() -> list[str]:

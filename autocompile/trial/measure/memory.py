@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,44 +59,6 @@ def _storages(tree: Any, device: torch.device) -> dict[int, int]:
                 storage = leaf.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sizes
-
-
-def freed_bytes(let_go: Callable[[], None]) -> int:
-    """Resident memory in bytes that a function frees; 0 if unknown.
-
-    Finds copies of the weights that are not torch tensors, in a session of another runtime or in
-    Inductor's constants. Measuring the growth instead would include what compiling leaves behind.
-    """
-    before = _resident_bytes()
-    let_go()
-    return max(0, before - _resident_bytes())
-
-
-def _resident_bytes() -> int:
-    """Resident memory without what malloc holds back; 0 if unknown."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError):
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
-    """Minor page faults per call (pages of mostly 4 KiB); None if unknown.
-
-    If glibc returns a call's memory to the system, the next call pays for it again. Whether it does
-    depends on the end of the heap, which differs by chance between processes.
-    """
-    if sys.platform != "linux":  # other allocators, other costs of a fault
-        return None
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(calls):
-        call()
-    return round((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls)
 
 
 def _cuda_peak(

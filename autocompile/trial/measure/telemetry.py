@@ -1,15 +1,11 @@
-"""What Dynamo and Inductor have compiled: counters, and a key of the code."""
+"""What Dynamo and Inductor have compiled, and where graphs break."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +13,14 @@ import torch
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
-from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimensions import DIMENSIONS
-
-# On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
-_AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
-
-# All that these do is in the source; another may be a flag of the C++ compiler.
-_OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kernels"})
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
 _UNDISTURBED = 20  # such kernels in a row
+
+_MOST = 12  # entries of each list in a record
+_WIDE = 200  # characters of a text from torch
+_SKIP = "skipping cudagraphs due to"
+_TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -51,24 +44,6 @@ def drain(device: torch.device) -> None:
         small.add_(1)
         torch.cuda.synchronize(device)
         quick = quick + 1 if time.perf_counter() - began < _SMALL_S else 0
-
-
-@dataclass(frozen=True)
-class DynamoFacts:
-    """Dynamo's counts since the last reset, and at most five reasons of each kind.
-
-    ``skipped_frames`` are functions that Dynamo gave up as a whole, for example because of a graph
-    break inside a loop, which is not counted as a break.
-    """
-
-    graphs: int
-    graph_breaks: int
-    skipped_frames: int
-    recompiles: int
-    break_reasons: tuple[str, ...]
-    skip_reasons: tuple[str, ...]
-    recompile_reasons: tuple[str, ...]
-    cudagraph_skips: int
 
 
 def reset_dynamo(backend: str) -> None:
@@ -97,70 +72,40 @@ def compilations() -> int:
     return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"])
 
 
-def dynamo_facts() -> DynamoFacts:
-    """Read Dynamo's counters and compilation metrics."""
+def dynamo_facts() -> dict[str, Any]:
+    """Dynamo's counts since the last reset, and at most five reasons of each kind.
+
+    ``skipped_frames`` are functions that Dynamo gave up as a whole, for example because of a graph
+    break inside a loop, which is not counted as a break.
+    """
     counters = torch._dynamo.utils.counters
     breaks = counters["graph_break"]
     met = {why: n for why, n in counters["unimplemented"].items() if why not in breaks}
     skipped = int(counters["frames"]["total"] - counters["frames"]["ok"])
-    reasons = [
-        first_line(m.recompile_reason)
-        for m in torch._dynamo.utils.get_compilation_metrics()
-        if getattr(m, "recompile_reason", None)
-    ]
-    return DynamoFacts(
-        graphs=int(counters["stats"]["unique_graphs"]),
-        graph_breaks=sum(breaks.values()),
-        skipped_frames=skipped,
-        recompiles=len(reasons),
-        break_reasons=_most_frequent(breaks),
+    reasons = recompile_reasons()
+    return {
+        "graphs": int(counters["stats"]["unique_graphs"]),
+        "graph_breaks": sum(breaks.values()),
+        "recompiles": len(reasons),
+        "skipped_frames": skipped,
+        "break_reasons": _most_frequent(breaks),
         # A skipped function does not count as a graph break.
-        skip_reasons=_most_frequent(met) if skipped else (),
-        recompile_reasons=tuple(reasons[:5]),
-        cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),
-    )
+        "skip_reasons": _most_frequent(met) if skipped else (),
+        "recompile_reasons": reasons[:5],
+        "cudagraph_skips": int(counters["inductor"]["cudagraph_skips"]),
+    }
+
+
+def recompile_reasons() -> list[str]:
+    """Why Dynamo has compiled anew since the last reset."""
+    metrics = torch._dynamo.utils.get_compilation_metrics()
+    reasons = (getattr(m, "recompile_reason", None) for m in metrics)
+    return [first_line(reason) for reason in reasons if reason]
 
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     ordered = sorted(reasons, key=lambda reason: -reasons[reason])
     return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
-
-
-def loaded_code() -> dict[Path, str]:
-    """File and text of the modules that Inductor has loaded in this process."""
-    cache = sys.modules.get("torch._inductor.codecache")
-    texts = {}
-    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
-        file = Path(getattr(module, "__file__", None) or "").resolve()
-        with contextlib.suppress(OSError):
-            texts[file] = file.read_text("utf-8", "replace")
-    return texts
-
-
-def same_code_key(config: CompileConfig, device: torch.device) -> str:
-    """Equal for two settings of one phase whose calls launch the same code in the same way.
-
-    Inductor's modules hold the source of every kernel and the calls of libraries between them.
-    Empty where nothing is known: another backend, or code from a cache.
-    """
-    if not config.entry.by_inductor:
-        return ""
-    home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
-    # The fork server's own modules are elsewhere.
-    code = loaded_code().items()
-    texts = [text.replace(str(home), "") for file, text in code if home in file.parents]
-    if not texts:
-        return ""
-    options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}
-    launch = {
-        k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
-    }
-    around = {d.name: getattr(config, d.name) for d in DIMENSIONS if not d.in_source}
-    around["options"] = [o for o in config.options if o[0] not in _OPTIONS_SHOWN | launch.keys()]
-    # Else torch sets it at each call, which takes a while.
-    around["dynamic"] = config.dynamic is None
-    text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def use_compile_workers(threads: int, device: torch.device) -> None:
@@ -186,3 +131,52 @@ def end_compile_workers() -> None:
             process.kill()  # it still imports torch, for which a shutdown would wait
             process.wait()
     compiling.shutdown_compile_workers()
+
+
+def found_by_dynamo(home: Path) -> dict[str, Any]:
+    """Graph breaks with their places, and why CUDA graphs were skipped.
+
+    ``home`` is the folder of the user's file.
+    """
+    reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
+    rows: dict[str, dict[str, Any]] = {}
+    for reason in list(reasons)[:100]:
+        row = _break(reason.user_stack, reason.reason, home)
+        rows.setdefault(f"{row['place']} {row['reason']}", row)
+    metrics = torch._dynamo.utils.get_compilation_metrics()
+    texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
+    skipped = [
+        " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(" .")[:_WIDE]
+        for text in filter(None, texts)
+    ]
+    with_code = [row for row in rows.values() if row["code"]]
+    return {
+        "breaks": (with_code or list(rows.values()))[:_MOST],
+        "cudagraph_skip_reasons": list(dict.fromkeys(skipped))[:5],
+    }
+
+
+def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
+    """The graph break that a Dynamo error reports; empty if none."""
+    stack = getattr(error, "real_stack", None)
+    return [_break(stack, str(error), home)] if stack else []
+
+
+def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
+    """Place and line of code of a graph break in the user's code, and torch's reason."""
+    row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
+    frames = [(Path(f.filename), f) for f in stack or ()]
+    frames = [each for each in frames if not each[0].is_relative_to(_TORCH)]
+    users = [each for each in frames if not each[0].is_relative_to(_OURS)]
+    of_the_target = [
+        (path, frame)
+        for path, frame in users
+        if path.is_relative_to(home) and "site-packages" not in path.parts
+    ]
+    if frames:
+        path, frame = (of_the_target or users or frames)[-1]
+        row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
+    if users:  # a file of autocompile would not help a user
+        short = path.relative_to(home).as_posix() if of_the_target else "/".join(path.parts[-2:])
+        row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
+    return row

@@ -189,8 +189,8 @@ class Rounds:
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
             calls=(self.calls[0], self.calls[index]),
-            leads=(self.leads[0], self.leads[index]),
             flags=flags,
+            leads=(self.leads[0], self.leads[index]),
         )
 
 
@@ -225,7 +225,10 @@ def screen(
     if measurement.eager_call_s <= _SLOWED * alone_s:
         return measurement, []
     slowed = measurement.eager_call_s / alone_s - 1
-    note = f"eager runs {slowed:.0%} slower next to this setting than alone"
+    note = (
+        f"eager runs {slowed:.0%} slower next to this setting than alone, so its speed-up is not "
+        "real, and it is not recommended"
+    )
     return rounds.measurement(1, ("eager_slowed",)), [note]
 
 

@@ -33,11 +33,6 @@ _FEW = 2  # samples of a batch that is only looked at
 _BESIDE = ("get_calls", "get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 
 
-def home_of(spec: str) -> Path:
-    """The folder of a target's file; asked before it is loaded, which may change directory."""
-    return Path(split_spec(spec)[0]).resolve().parent
-
-
 def import_target(spec: str) -> ModuleType:
     """Import a target's file by its path, or its module by its name, as if without arguments."""
     place, _ = split_spec(spec)
@@ -71,7 +66,8 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     elif hasattr(module, name):
         target = _from_object(getattr(module, name), module, spec)
     else:
-        raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
+        defined = ", ".join(_names(module)) or "nothing"
+        raise TargetError(f"{place} does not define {name}", f"it defines: {defined}")
     if calls is not None and calls.model != type(target.model).__name__:
         raise TargetError(
             f"the file of calls is of another model: it names {calls.model}",
@@ -114,18 +110,14 @@ def _fill_lazy(target: Target) -> None:
         part.training = training
 
 
-def _defined_in(module: ModuleType) -> dict[str, Any]:
-    """The public names that a module defines itself."""
-    return {
-        name: value
+def _names(module: ModuleType) -> list[str]:
+    """The public names that a module defines itself: its models, functions and classes."""
+    return [
+        name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    }
-
-
-def _names(module: ModuleType) -> str:
-    names = [f"{n}()" if inspect.isfunction(v) else n for n, v in _defined_in(module).items()]
-    return ", ".join(names[:12]) or "nothing of its own"
+        if not name.startswith("_")
+        and (isinstance(value, nn.Module) or getattr(value, "__module__", "") == module.__name__)
+    ]
 
 
 def _from_module(module: ModuleType, place: str) -> Target:
@@ -133,20 +125,18 @@ def _from_module(module: ModuleType, place: str) -> Target:
         return _from_object(module.get_model, module, place)
     if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
         return _plain("KernelBench", module.Model(*module.get_init_inputs()), module, place)
-    defined = _defined_in(module).items()
-    guesses = [name for name, value in vars(module).items() if isinstance(value, nn.Module)]
-    guesses += [n for n, v in defined if _is_model_class(v) and not _why_not_callable(v)]
-    guesses += [n for n, v in defined if inspect.isfunction(v) and n not in _BESIDE]
+    names = _names(module)
+    guesses = [name for name in names if name not in _BESIDE]
     raise TargetError(
         f"{place} does not define get_model()",
-        f"it defines: {_names(module)}",
+        f"it defines: {', '.join(names) or 'nothing'}",
         hint=f"autocompile tune {place}:{guesses[0]}" if guesses else "autocompile init model.py",
     )
 
 
 def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
-    """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
-    if inspect.isfunction(value) or _is_model_class(value):
+    is_class = inspect.isclass(value) and issubclass(value, nn.Module)
+    if is_class or inspect.isfunction(value):
         if needed := _why_not_callable(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
@@ -164,10 +154,6 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
     )
-
-
-def _is_model_class(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
 def _why_not_callable(function: Any, *args: Any) -> str:

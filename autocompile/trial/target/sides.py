@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import TargetError
-from autocompile.runtime.applying import prepare_model, process_of
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config, prepare_model, process_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.calls import Calls
@@ -33,38 +31,27 @@ _ROOM = 4  # copies stay on a GPU that has room for so many
 
 @dataclass
 class Side:
-    """One copy of the model with the call of a phase, eager or compiled.
-
-    Attributes:
-        inputs: of one call, or :class:`Calls`.
-        unit: what is done with the inputs of one call.
-        call: what is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
-        is_timed: whether a pass of several calls drops their results, as a loop would.
-        view: turns the result of ``call`` into the view that is compared with the other side.
-        held: returns the tensors that calls change.
-        parameters: what the optimizers train, by name.
-        steps: ``t``, the step count that RLlib passes to exploration; may be empty.
-        forget: drops data that calls accumulate.
-        process: what it sets for the process while it runs, such as threads.
-        kept: the state at the last ``keep``: values of tensors, and plain numbers.
-    """
+    """One copy of the model with the call of a phase, eager or compiled."""
 
     model: torch.nn.Module
     grad: bool
     inputs: Any = None
     config: CompileConfig = EAGER
-    unit: Callable[[Any], Any] = lambda inputs: None
-    is_timed: bool = False
+    unit: Callable[[Any], Any] = lambda inputs: None  # what is done with the inputs of one call
+    is_timed: bool = False  # whether a pass of several calls drops their results, as a loop would
+    # Of the result of ``call``, what is compared with the other side.
     view: Callable[[Any], View] = lambda output: {"outputs": output}
-    held: Callable[[], Any] = lambda: None
+    held: Callable[[], Any] = lambda: None  # the tensors that calls change
     optimizers: list[Any] = field(default_factory=list)
-    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    steps: dict[str, Any] = field(default_factory=dict)
-    forget: Callable[[], None] = lambda: None
-    process: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)  # that optimizers train
+    steps: dict[str, Any] = field(default_factory=dict)  # ``t``, which RLlib passes to exploration
+    forget: Callable[[], None] = lambda: None  # drops data that calls accumulate
+    process: Mapping[str, Any] = field(default_factory=dict)  # set while it runs, such as threads
+    # The state at the last ``keep``: values of tensors, and plain numbers.
     kept: tuple[list[torch.Tensor], list[dict[str, Any]]] = ([], [])
 
     def __post_init__(self) -> None:
+        # What is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
         self.call: Callable[[], Any] = self._pass
 
     def _pass(self) -> Any:
@@ -187,13 +174,7 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
 
     Buffers keep their signs and zeros, since they may be variances or masks.
     """
-    made: dict[torch.device, torch.Generator] = {}
-
-    def draw(kind: Any, x: torch.Tensor) -> Any:
-        if x.device not in made:
-            made[x.device] = torch.Generator(x.device).manual_seed(seed + 1)
-        return kind(x.shape, generator=made[x.device], device=x.device)
-
+    torch.manual_seed(seed + 1)  # each call sets its own seed
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point():
@@ -201,10 +182,10 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
                 squares = sum(float(x.double().square().sum()) for x in parts)
                 size = max((squares / max(1, p.numel())) ** 0.5, 1e-3) * _PERTURBATION
                 for x in parts:
-                    x.add_((draw(torch.randn, x) * size).to(p))
+                    x.add_((torch.randn(x.shape, device=x.device) * size).to(p))
         for b in model.buffers():
             if b.is_floating_point() and not _is_expanded(b):
-                b.mul_((1 + _PERTURBATION * draw(torch.rand, b)).to(b))
+                b.mul_((1 + _PERTURBATION * torch.rand(b.shape, device=b.device)).to(b))
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
@@ -224,10 +205,6 @@ def make_side(
     model: torch.nn.Module | None = None,
 ) -> Side:
     """One side of a phase, which compiles at the first call; it takes over ``model``."""
-    if phase not in phases_of(target):
-        raise TargetError(
-            f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
-        )
     model = target.fresh_model(phase) if model is None else model
     usual = {"threads": target.threads[phase]} if phase in target.threads else {}
     side = Side(model, phases.PHASES[phase].trains, inputs, config, process=usual | config.process)
@@ -243,8 +220,14 @@ def make_side(
         if phase == phases.FORWARD_TRAIN:
             side.view = lambda output: _with_gradients(target, side, output)
     elif phase == phases.LEARNER_UPDATE:
-        _make_learner_update(target, side)
-    elif phases.PHASES[phase].steps:
+        assert target.make_learner
+        updates = target.make_learner(model)
+        side.optimizers = updates.optimizers
+        apply_config(model, phase, config, side.optimizers)
+        side.unit = updates.update
+        side.forget = updates.learner.metrics.reset  # RLlib collects them until a result is made
+        _compare_training(side, updates.parameters)
+    else:
         prepare_model(model, config)
         if phase == phases.OPTIMIZER_STEP:
             _make_gradients(model)
@@ -252,7 +235,7 @@ def make_side(
         side.optimizers = [optimizer]
         step: Callable[[Any], Any] = lambda _: optimizer.step()  # noqa: E731
         if phase == phases.TRAIN_STEP:
-            step = training_step(target, model.train(), optimizer)
+            step = _training_step(target, model.train(), optimizer)
         is_whole = config.scope == "step"
         applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
         side.unit = applied if is_whole else step
@@ -260,8 +243,6 @@ def make_side(
         steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in _parameters(model).items() if id(p) in steps}
         _compare_training(side, trained, has_loss=phase == phases.TRAIN_STEP)
-    else:
-        raise NotImplementedError(f"the phase {phase} has no unit of work")
     return side
 
 
@@ -323,16 +304,13 @@ def _compare_training(
 
 def _make_gradients(model: torch.nn.Module) -> None:
     """Random gradients, the same on both sides."""
-    parameters = _parameters(model)
-    if not parameters:
-        raise TargetError("the model has no parameters, so there is no optimizer step")
     generator = torch.Generator().manual_seed(0)
-    for p in parameters.values():
+    for p in _parameters(model).values():
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
 
 
-def training_step(target: Target, model: Any, optimizer: Any) -> Callable[[Any], torch.Tensor]:
+def _training_step(target: Target, model: Any, optimizer: Any) -> Callable[[Any], Any]:
     """Forward, loss, backward and optimizer step, as people write it."""
 
     def step(inputs: Any) -> torch.Tensor:
@@ -344,13 +322,3 @@ def training_step(target: Target, model: Any, optimizer: Any) -> Callable[[Any],
         return loss.detach()
 
     return step
-
-
-def _make_learner_update(target: Target, side: Side) -> None:
-    assert target.make_learner
-    updates = target.make_learner(side.model)
-    side.optimizers = updates.optimizers
-    apply_config(side.model, phases.LEARNER_UPDATE, side.config, side.optimizers)
-    side.unit = updates.update
-    side.forget = updates.forget_metrics
-    _compare_training(side, updates.parameters)

@@ -22,11 +22,6 @@ from autocompile.trial.verify.outputs import result_tensors
 _Inputs = Callable[[int | None], Any]
 
 
-def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The default optimizer: Adam with torch's defaults over all parameters."""
-    return torch.optim.Adam(model.parameters())
-
-
 def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     """The default loss: the sum of all floating outputs, as in PyTorch's dynamo benchmarks."""
     tensors = (x for x in result_tensors(output) if x.is_floating_point() and x.requires_grad)
@@ -38,46 +33,29 @@ def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
 
 @dataclass
 class Target:
-    """How to build, feed and run the user's model.
+    """How to build, feed and run the user's model."""
 
-    Attributes:
-        kind: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
-        make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
-        phase_inputs: replaces ``make_inputs`` for some phases.
-        make_learner: wraps a full RLModule in :class:`learner.Updates`, if there is a config.
-        inference_model: the smaller module that an env runner builds, if it differs from ``model``.
-        training_model: the larger module that ``forward_train`` calls, if it differs.
-        own_batch_size: by phase, in the user's configuration.
-        calls_per_update: calls between two changes of the weights, by phase.
-        samples_per_update: rows between two changes of the weights, by phase, if that is fixed
-            instead of the number of calls.
-        threads: of torch, by phase, where the process that will run it has another number.
-        algorithm: ``module:Class`` of an AlgorithmConfig.
-        choices: the source of each choice, in words.
-        rebuild: builds ``model`` anew, or gives it again if nothing builds it.
-    """
-
-    kind: str
+    kind: str  # ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
     model: torch.nn.Module
-    make_inputs: _Inputs
-    make_optimizer: Callable[[torch.nn.Module], Any] = adam
+    make_inputs: _Inputs  # of one batch; the argument is None for a fixed batch
+    make_optimizer: Callable[[torch.nn.Module], Any] = lambda m: torch.optim.Adam(m.parameters())
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
-    phase_inputs: dict[str, _Inputs] = field(default_factory=dict)
-    make_learner: Callable[[Any], Any] | None = None
-    training_phase: Callable[[], str] = lambda: phases.OPTIMIZER_STEP
+    phase_inputs: dict[str, _Inputs] = field(default_factory=dict)  # in place of ``make_inputs``
+    make_learner: Callable[[Any], Any] | None = None  # ``rllib.Updates`` of an AlgorithmConfig
     is_rl: bool = False
-    inference_model: torch.nn.Module | None = None
-    training_model: torch.nn.Module | None = None
+    inference_model: torch.nn.Module | None = None  # of an env runner, where it is a smaller one
+    training_model: torch.nn.Module | None = None  # of ``forward_train``, where it is a larger one
     fixed_batch: bool = False
-    own_batch_size: dict[str, int] = field(default_factory=dict)
+    own_batch_size: dict[str, int] = field(default_factory=dict)  # by phase, in the user's config
+    # Between two changes of the weights, by phase: calls, or rows where their number is fixed.
     calls_per_update: dict[str, int] = field(default_factory=dict)
     samples_per_update: dict[str, int] = field(default_factory=dict)
-    threads: dict[str, int] = field(default_factory=dict)
-    algorithm: str | None = None
-    choices: dict[str, str] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)  # where a phase's process has others
+    algorithm: str | None = None  # ``module:Class`` of an AlgorithmConfig
+    choices: dict[str, str] = field(default_factory=dict)  # the source of each, in words
     sha256: str | None = None
-    rebuild: Callable[[], torch.nn.Module] | None = None
+    rebuild: Callable[[], torch.nn.Module] | None = None  # builds ``model`` anew if it can
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def model_of(self, phase: str) -> torch.nn.Module:
@@ -88,13 +66,7 @@ class Target:
         return self.model
 
     def fresh_model(self, phase: str, shares_parameters: bool = False) -> torch.nn.Module:
-        """A copy of a phase's model, or if it cannot be copied one that is built anew.
-
-        In a phase that does not train, the copy may share the parameters.
-
-        Raises:
-            TargetError: it can be neither copied nor built anew.
-        """
+        """A copy of a phase's model, or one built anew; untrained parameters may be shared."""
         model = self.model_of(phase)
         shares_parameters &= not phases.phase_of(phase).trains
         memo: dict[int, Any] = {id(p): p for p in model.parameters() if shares_parameters}
@@ -115,10 +87,6 @@ class Target:
                     hint="give a file with get_model(), which builds it anew",
                 ) from error
         made.to(self.device).load_state_dict(model.state_dict())
-        for part_made, part in zip(made.modules(), model.modules(), strict=True):
-            part_made.training = part.training
-        for p_made, p in zip(made.parameters(), model.parameters(), strict=True):
-            p_made.requires_grad_(p.requires_grad)
         return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
@@ -152,7 +120,7 @@ class Target:
         forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
         if not any(p.requires_grad for p in self.model.parameters()):
             return (forward,)
-        return (forward, self.training_phase())
+        return (forward, phases.LEARNER_UPDATE if self.make_learner else phases.OPTIMIZER_STEP)
 
 
 def seed_everything(seed: int) -> None:

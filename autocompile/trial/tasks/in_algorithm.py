@@ -45,13 +45,7 @@ def compare(
 ) -> None:
     """Build an algorithm with and one without the settings, warm both up, and let them take turns.
 
-    Evaluation is turned off: it would fall on some iterations only. There are two rounds at least,
-    whatever the deadline, which is as ``time.monotonic`` gives it.
-
-    Raises:
-        TargetError: the configuration names no environment, its algorithm samples nothing, or ray
-            has too few CPUs or GPUs for two of them.
-        NotInEffect: as of :func:`autocompile.rllib.tuned`.
+    There are two rounds at least, whatever the deadline, which is as ``time.monotonic`` gives it.
     """
     from autocompile.runtime.rllib.algorithm import tuned
 
@@ -89,8 +83,8 @@ def _ray_with_room(config: Any) -> Iterator[None]:
 
     # Workers import what this process can import, such as the user's file.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    own_ray, needed = not ray.is_initialized(), _needed(config)
-    if own_ray:
+    starts_ray, needed = not ray.is_initialized(), _needed(config)
+    if starts_ray:
         cpus = max(1, math.ceil(2 * needed["CPU"]))
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     try:
@@ -103,7 +97,7 @@ def _ray_with_room(config: Any) -> Iterator[None]:
                 )
         yield
     finally:
-        if own_ray:
+        if starts_ray:
             ray.shutdown()
 
 
@@ -127,8 +121,7 @@ def _config_of(module: Any, spec: str) -> Any:
 
     name = split_spec(spec)[1] or "get_model"
     value = getattr(module, name, None)
-    if not isinstance(value, AlgorithmConfig) and callable(value):
-        value = value()
+    value = value() if callable(value) else value
     if not isinstance(value, AlgorithmConfig):
         what = "nothing" if value is None else f"a {type(value).__name__}"
         raise TargetError(
@@ -150,6 +143,7 @@ def _timed(config: Any) -> Any:
     runner = config.env_runner_cls or default_runner(config)
     config.env_runners(env_runner_cls=timed(_TimedRunner, runner))
     config._learner_class = timed(_TimedLearner, config.learner_class)
+    # Evaluation would fall on some iterations only.
     return config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
 
 
@@ -175,7 +169,7 @@ class _TimedRunner:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             output = forward(*args, **kwargs)
-            _synchronize(self)
+            synchronizer(torch.device(self._device))()  # type: ignore[attr-defined]
             self.spent["forward_s"] += time.perf_counter() - began
             return output
 
@@ -192,14 +186,10 @@ class _TimedLearner:
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         result = super()._update(*args, **kwargs)  # type: ignore[misc]
-        _synchronize(self)
+        synchronizer(torch.device(self._device))()  # type: ignore[attr-defined]
         self.spent["update_s"] += time.perf_counter() - began
         self.spent["updates"] += 1
         return result
-
-
-def _synchronize(part: Any) -> None:
-    synchronizer(torch.device(part._device))()
 
 
 def _warm_up(algorithm: Any, deadline: float) -> int:

@@ -19,7 +19,7 @@ import torch
 
 from autocompile.protocol import requests
 from autocompile.protocol.requests import ExportedCode, RaceRequest, RaceResult
-from autocompile.runtime.applying import process_state, set_process
+from autocompile.runtime.applying import process_of, process_state
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import TunedSet
@@ -231,11 +231,11 @@ def exported_side(
     usual, here = process_state(), os.getcwd()
     os.chdir(folder)
     try:
-        exec(compile(exported.code, "exported", "exec"), names)
+        with process_of(usual):  # of eager mode; the side has its own while it runs
+            exec(compile(exported.code, "exported", "exec"), names)
+            now = process_state()
     finally:
         os.chdir(here)
-    now = process_state()
-    set_process(usual)  # of eager mode; the side has its own while it runs
     side.config = config
     changed = {name: value for name, value in now.items() if value != usual[name]}
     side.process = {**side.process, **changed}

@@ -11,8 +11,7 @@ import torch
 
 from autocompile.protocol.requests import SaveRequest, SaveResult
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import process_of
-from autocompile.runtime.inplace import apply_config
+from autocompile.runtime.applying import apply_config, process_of
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice
 from autocompile.store.record import Step
@@ -35,9 +34,7 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     usual = torch.get_num_threads()
     warm_start.without_headers()
     channel.step(Step.COMPILE)
-    todo = [
-        (phase, choice) for phase, choices in request.settings.phases.items() for choice in choices
-    ]
+    todo = [(phase, c) for phase, choices in request.settings.phases.items() for c in choices]
     # Other precisions last: torch does not undo them completely, and they are part of the key.
     for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
         if why := _why_not(phase, choice):
@@ -57,26 +54,24 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
 def _why_not(phase: str, choice: Choice) -> str:
     """Why nothing of a choice can be saved; empty if something can."""
     config = choice.config
-    if config.is_eager:
-        return f"{phase}: eager mode compiles nothing"
-    if config.scope == "step":
-        return f"{phases.TRAIN_STEP}: it is a function of your own program, which is not known here"
     if config.environment != "default":
         return f"{phase}: a setting of the interpreter {config.environment}"
+    if config.scope == "step":
+        return f"{phase}: it is a function of your own program, which is not known here"
     if config.freezing:
         return f"{phase}: frozen weights are built into the code, which is made anew"
-    if config.backend != "inductor":
+    if config.is_eager or config.backend != "inductor":
         return f"{phase}: torch keeps no compiled code of the backend {config.backend}"
     return ""
 
 
 def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
     if phase in (phases.FORWARD_EXPLORATION, phases.FORWARD_INFERENCE):
-        # As an env runner does it: observations made up for its connectors, not a trial's inputs.
+        # As an env runner does it: generated observations, not a trial's inputs.
         model = target.fresh_model(phase)
         apply_config(model, phase, choice.config)
         actors: Any = importlib.import_module("autocompile.runtime.rllib.actors")
-        if "not_warmed_up" not in actors.warm_up(model, phase, choice.batch_size or 1):
+        if actors.warm_up(model, phase, choice.batch_size or 1):
             return
     side = make_side(target, phase, inputs, choice.config)
     # Not side.run(): the number of threads is part of torch's key, and the caller has set it.

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest
-from autocompile.runtime.compiling import uses_cuda_graphs
-from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.failures import Failed, only_logged
-from autocompile.trial.measure import explain, memory, telemetry
+from autocompile.trial.failures import Failed
+from autocompile.trial.measure import memory, telemetry
 from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
-from autocompile.trial.target.load import home_of
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import (
@@ -29,9 +26,8 @@ from autocompile.trial.verify.verifier import (
     demand_draws_by_seed,
 )
 
-_TOO_LONG_S = 2.0  # a call of which nothing is counted
-_SCHEDULE_S = 5.0  # for trying changes of the learning rate; a while longer of the default
-_FACTORS = (0.7, 0.49)  # of a learning rate: an older one is off by 40 % or more
+_FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
+_LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 
 
 def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> None:
@@ -41,23 +37,25 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
         output = trial.verifier.seeded_call(trial.compiled, 0)
         with trial.exclusive_on_cpu():
             trial.check_first_calls(output)
-            if result.duplicate_of is not None:  # it is measured, and verified to its end
-                return
-            seed = request.header.seed + request.number
-            with channel.exclusive(), trial.measuring():
-                measurement, said = screen(
-                    timed(trial.eager),
-                    timed(trial.compiled),
-                    trial.synchronize,
-                    request.limits,
-                    seed,
-                )
-            trial.keep(measurement, said)
+            reference = ReferenceWork(trial.target.device)
+            sides, synchronize = (timed(trial.eager), timed(trial.compiled)), trial.synchronize
+            with channel.exclusive():
+                channel.step(Step.MEASURE)
+                trial.verifier.share_kept(trial.compiled)
+                reference.sample()
+                seed = request.header.seed + request.number
+                measurement, notes = screen(*sides, synchronize, request.limits, seed)
+                reference.sample()
+            result.reference_s, result.measurement = reference.median_s, measurement
+            result.notes += notes
+            if not request.config.is_eager:
+                result.compile_s = trial.clock.compile_s(measurement.compiled_call_s)
+                result.compile_window = trial.clock.window  # the parent takes out what it held us
             trial.check_last_calls(measurement)
-    if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
+    if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
         channel.measured(result)
     try:
-        trial.look_closer(measurement)  # not timed, so the others may go on
+        trial.look_closer()  # not timed, so the others may go on
     except Failed:
         raise
     except Exception as error:
@@ -70,18 +68,19 @@ class _Trial(Comparison):
     request: TrialRequest
 
     def __init__(self, request: TrialRequest, channel: Channel, result: Record) -> None:
-        self.result, config, home = result, request.config, home_of(request.header.target)
+        self.result, config = result, request.config
+        # Of the user's file, which may change directory when it is loaded.
+        self.home = Path(split_spec(request.header.target)[0]).resolve().parent
         super().__init__(request, channel, config, result.notes, not config.is_eager)
         channel.step(Step.COMPILE)
         memory.give_back(self.target.device)
         telemetry.reset_dynamo(config.backend)
         make_autotuning_exclusive(channel)
-        self.witness = explain.Witness(home)
         self.compiled = make_side(self.target, request.phase, self.inputs(), config)
         self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
 
     def check_first_calls(self, output: Any) -> None:
-        """Verify the first calls, and find the trial that has measured the same code."""
+        """Verify the first calls."""
         request, result = self.request, self.result
         self.channel.step(Step.VERIFY)
         self.verifier.first_calls(self.compiled, output)
@@ -90,21 +89,16 @@ class _Trial(Comparison):
         memory.give_back(self.target.device)
         if not request.config.is_eager:
             self.prove_compiled()
-        result.code = telemetry.same_code_key(request.config, self.target.device)
-        result.duplicate_of = request.known_codes.get(result.code)
-        if result.duplicate_of is not None:
-            result.compile_window, result.compile_s = self.clock.window, self.clock.compile_s(0.0)
-            return
         demand_draws_by_seed(self.verifier, self.compiled)
         if not request.config.bakes_weights:
             result.weights_live = self.verifier.weights(self.compiled)
 
     def prove_compiled(self) -> None:
         """At least one graph reached the backend, and what the setting asked for happened."""
-        result, facts = self.result, asdict(telemetry.dynamo_facts())
+        result, facts = self.result, telemetry.dynamo_facts()
         for name in ("graphs", "graph_breaks", "recompiles"):
             setattr(result, name, facts.pop(name))
-        result.detail |= {**facts, **self.witness.facts()}
+        result.detail |= {**facts, **telemetry.found_by_dynamo(self.home)}
         if result.graphs == 0:
             met = (*facts["break_reasons"], *facts["skip_reasons"])
             why = f": {met[0]}" if met else ""
@@ -113,25 +107,6 @@ class _Trial(Comparison):
         skipped = "no CUDA graphs: Inductor gave them up here"
         if facts["cudagraph_skips"] and skipped not in result.notes:
             result.notes.append(skipped)
-
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """The step ``measure``, with the reference work before and after it."""
-        self.channel.step(Step.MEASURE)
-        self.verifier.share_kept(self.compiled)
-        reference = ReferenceWork(self.target.device)
-        reference.sample()
-        yield
-        reference.sample()
-        self.result.reference_s = reference.median_s
-
-    def keep(self, measurement: Measurement, notes: list[str]) -> None:
-        result = self.result
-        result.measurement = measurement
-        result.notes += notes
-        if not self.request.config.is_eager:
-            result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
-            result.compile_window = self.clock.window  # the parent takes out what it held us
 
     def check_last_calls(self, measurement: Measurement) -> None:
         """Verify a call after the timing, and load new weights where they are constants."""
@@ -146,42 +121,25 @@ class _Trial(Comparison):
             result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)
             result.calls_per_update = request.calls_per_update
 
-    def look_closer(self, measurement: Measurement) -> None:
-        """What is launched, memory, and what a learning-rate schedule recompiles."""
+    def look_closer(self) -> None:
+        """Memory, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
         if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
-        is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
-        if on_cpu and is_short:
-            with only_logged():
-                result.page_faults = [_page_faults(side) for side in (self.eager, compiled)]
+        on_cpu = self.target.device.type == "cpu"
         if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
             self.prove_compiled()
-        if is_short:
-            with only_logged():  # it is a good trial, whatever cannot be explained of it
-                self.count_launches()
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
-        result.peak_memory_bytes = self.peak_memory(compiled)
+        # On a CPU no tensor shows the weights that another runtime or constants hold.
+        if not on_cpu or not (config.bakes_weights or config.entry.lays_out):
+            result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
             with self.verifier.comparable_random_numbers(compiled):
-                # Dynamo recompiles alike whatever the backend's options: one shows all of it.
-                longest_s = _SCHEDULE_S * (3 if config == DEFAULT_INDUCTOR else 1)
-                try_schedule(self.verifier, compiled, result, longest_s)
-        is_held = config.bakes_weights or config.entry.lays_out
-        if is_held and on_cpu and result.peak_memory_bytes is not None:
-            # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
-            # nothing that was compiled is there any more afterwards.
-            result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
+                if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
+                    try_schedule(self.verifier, compiled, result.notes)
 
-    def count_launches(self) -> None:
-        result = self.result
-        result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
-        if not self.compiled.is_eager:
-            has_graphs = uses_cuda_graphs(self.request.config)
-            result.detail["compiled"] = self.witness.compiled(result.recompiles or 0, has_graphs)
-
-    def peak_memory(self, side: Side) -> int | None:
+    def peak_memory(self, side: Side) -> int:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
         phase = phase_of(self.request.phase)
 
@@ -196,73 +154,46 @@ class _Trial(Comparison):
         return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
 
 
-def _page_faults(side: Side) -> int | None:
-    side.restore()
-    faults = memory.page_faults(side.run)
-    side.restore()
-    return faults
-
-
-def try_schedule(verifier: Verifier, compiled: Side, result: Record, budget_s: float) -> None:
+def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
     """Change the learning rate on both sides, step, and compare; then put everything back.
 
-    Dynamo treats a learning rate that is a Python number as a constant: each new value may
-    recompile the step, up to the recompile limit, after which torch runs eager. By the second
-    change it is known whether the number has become dynamic.
-
-    A note with advice joins the notes if a change recompiles the step, fails, or may take longer
-    than ``budget_s``. Nothing is timed after it: what it compiles stays in Dynamo's cache.
-
-    Raises:
-        Failed: ``wrong_output``, if a step does not follow the learning rate.
+    Dynamo guards on a learning rate that is a Python number, and a setting may drop guards: then
+    the step must still follow the rate. Where it compiles again for it, a note says so. Nothing is
+    timed after it: what it compiles stays in Dynamo's cache.
     """
     eager = verifier.eager
     groups = [g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups]
-    rates = [float(g["lr"]) for g in groups if isinstance(g.get("lr"), (float, torch.Tensor))]
-    if not groups or len(rates) < len(groups):
+    if not groups or not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
         return
-    rate, kind = compiled.optimizers[0].param_groups[0]["lr"], type(compiled.optimizers[0]).__name__
-    is_number = not isinstance(rate, torch.Tensor)
-    advice = f"; pass it as a tensor, e.g. {kind}(params, lr=torch.tensor({rate:g}))" * is_number
-    compile_s = result.compile_s or 0.0
-    if is_number and len(_FACTORS) * compile_s > budget_s:
-        result.notes.append(
-            "whether a learning-rate schedule recompiles this step was not tried: it takes "
-            f"{compile_s:.0f} s to compile"
-        )
-        return
+    rates = [float(g["lr"]) for g in groups]
     eager.restore()
-    kept, before, problem = eager.kept, telemetry.dynamo_facts().graphs, None
+    kept, before = eager.kept, telemetry.dynamo_facts()["graphs"]
     try:
-        for change, factor in enumerate(_FACTORS, 1):
-            _set_rates(groups, rates, factor)
-            eager.keep()
-            compiled.adopt(eager)
-            verifier.seeded_call(compiled, change)
-            problem = problem or verifier.steps.later(eager, compiled)
-    except Exception as error:
-        words = first_words(error)
-        result.notes.append(f"after a change of the learning rate this step fails: {words}")
-        return
+        _set_rates(groups, [rate * _FACTOR for rate in rates])
+        eager.keep()
+        compiled.adopt(eager)
+        verifier.seeded_call(compiled, 1)
+        problem = verifier.steps.problem(eager, compiled)
     finally:
-        _set_rates(groups, rates, 1.0)
+        _set_rates(groups, rates)
         eager.kept = kept
         eager.restore()
         compiled.adopt(eager)
     if problem:
         what = f"the step does not follow the learning rate: {problem}"
-        raise Failed(Outcome.WRONG_OUTPUT, what + advice)
-    if recompiles := telemetry.dynamo_facts().graphs - before:
-        what = "a learning-rate schedule recompiles this step once"
-        if recompiles > 1:
-            what = "each change of the learning rate recompiles this step, up to torch's limit"
-        result.notes.append(what + advice)
+        raise Failed(Outcome.WRONG_OUTPUT, what)
+    if telemetry.dynamo_facts()["graphs"] > before:
+        kind, rate = type(compiled.optimizers[0]).__name__, f"lr=torch.tensor({rates[-1]:g})"
+        notes.append(
+            "a learning-rate schedule recompiles this step; "
+            f"pass the rate as a tensor, e.g. {kind}(params, {rate})"
+        )
 
 
-def _set_rates(groups: list[dict[str, Any]], rates: list[float], factor: float) -> None:
+def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
     """Like torch's schedulers: fill a tensor, replace a number."""
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate * factor)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = rate * factor
+            group["lr"] = rate

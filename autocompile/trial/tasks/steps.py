@@ -78,8 +78,18 @@ class Comparison:
             telemetry.use_compile_workers(request.compile_threads, device)
         channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
+        header = request.header
+        more = header.seed, notes, header.tolerance, config.eager_reference
         with self.exclusive_on_cpu():
-            self.eager, self.verifier = self._eager(config.numbers, notes)
+            batches = self.inputs(), self.inputs(draw=1)
+            self.verifier = Verifier(self.target, request.phase, batches, *more)
+            self.eager = self.verifier.eager
+            if config.eager_reference != EAGER:
+                self.eager = self.verifier.another_side()
+                output = self.verifier.seeded_call(self.eager, 0)
+                unchanged = copy_view(self.eager.view(output))
+                self.eager.keep()
+                _demand_close(self.verifier, unchanged, notes)
 
     def exclusive_on_cpu(self) -> contextlib.AbstractContextManager[None]:
         """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
@@ -93,18 +103,6 @@ class Comparison:
         """One batch; another ``draw`` gives other values."""
         request, seed = self.request, self.request.header.seed
         return inputs_of(self.target, request.phase, request.batch_size, seed, draw)
-
-    def _eager(self, numbers: CompileConfig, notes: list[str]) -> tuple[Side, Verifier]:
-        target, phase, header = self.target, self.request.phase, self.request.header
-        draws = self.inputs(), self.inputs(draw=1)
-        verifier = Verifier(target, phase, draws, header.seed, notes, header.tolerance, numbers)
-        if numbers == EAGER:
-            return verifier.eager, verifier
-        eager = verifier.another_side()
-        unchanged = copy_view(eager.view(verifier.seeded_call(eager, 0)))
-        eager.keep()
-        _demand_close(verifier, unchanged, notes)
-        return eager, verifier
 
 
 def _demand_close(verifier: Verifier, unchanged: View, notes: list[str]) -> None:
@@ -156,7 +154,7 @@ def timed(side: Side) -> Timed:
         finally:
             side.is_timed = False
         if not side.is_eager and telemetry.compilations() != before:
-            reasons = telemetry.dynamo_facts().recompile_reasons
+            reasons = telemetry.recompile_reasons()
             raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
     return Timed(side.call, side.restore, counted)

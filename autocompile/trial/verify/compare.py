@@ -250,14 +250,12 @@ def compare(
     """A description of the first error in ``actual``, against eager's ``expected``, or None.
 
     Args:
-        noise: eager's self-noise by path; the tolerance is at least three times this.
-        moved: what eager's own rounding moves; called only if the tolerance fails. What it
-            explains passes: see :class:`_Rounding`.
-        reference: computes the view in float64, or None if that fails; called only if that fails
-            too. Then ``actual`` passes if its error against float64 is at most a small multiple of
-            eager's; without one, up to ten times the tolerance.
-        tolerance: the user's; replaces the dtype's tolerance for outputs and may only raise the
-            others.
+        noise: eager's difference from itself by path; the tolerance is at least three times this.
+        moved: what eager's own rounding moves; called only if the tolerance fails.
+        reference: computes the view in float64, or None if it cannot; called only if ``moved`` does
+            not explain the error. Then an error against float64 of a small multiple of eager's
+            passes; without one, up to ten times the tolerance.
+        tolerance: the user's; replaces that of outputs and may only raise the others.
         skip: parts that are not compared.
         restless: paths of leaves whose values are not compared.
     """

@@ -11,6 +11,7 @@ What is not covered: state of an optimizer that no later step of the check uses.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,43 +52,34 @@ class StepCheck:
     """Checks steps of one side.
 
     Attributes:
-        exact: makes the first steps in float64 with these gradients; None if that fails.
-        given: gradients of the first steps, in order, for ``exact``.
+        given: gradients of the first steps, in order.
         accepted: relative errors of the first steps that float64 excuses, by parameter.
     """
 
-    exact: Callable[[Sequence[Gradients]], Side | None]
     given: list[Gradients] = field(default_factory=list)
     accepted: dict[str, float] = field(default_factory=dict)
 
-    def first(self, reference: Side, side: Side) -> str | None:
-        """Where one of the first steps was another one than the reference's, or None.
-
-        ``reference`` is as new before the first, and steps along.
-        """
-        given = gradients_of(side)
-        on_cpu = {name: None if g is None else g.cpu() for name, g in given.items()}
-        self.given.append(on_cpu)  # seldom asked for
-        return self._problem(reference, side, given, lambda: self.exact(self.given))
-
-    def later(self, reference: Side, side: Side) -> str | None:
-        """The same of a later step, before which the reference had the state of the side."""
-        for p in reference.parameters.values():
-            p.grad = None  # frees what is replaced
-        return self._problem(reference, side, gradients_of(side), None)
-
-    def _problem(
+    def problem(
         self,
         reference: Side,
         side: Side,
-        gradients: Gradients,
-        exact: Callable[[], Side | None] | None,
+        exact: Callable[[Sequence[Gradients]], Side | None] | None = None,
     ) -> str | None:
+        """Where the last step of a side was another one than the reference's, or None.
+
+        The reference, which had the state of the side before, steps along. ``exact`` makes the
+        first steps in float64 with given gradients, or gives None; it is there for these only.
+        """
+        for p in reference.parameters.values():
+            p.grad = None  # frees what is replaced
+        gradients = gradients_of(side)
+        if exact is not None:  # on the CPU, since they are seldom asked for
+            self.given.append({n: None if g is None else g.cpu() for n, g in gradients.items()})
+        in_float64 = functools.cache(lambda: exact(self.given) if exact else None)
         before = dict(
             zip(reference.parameters, copies([*reference.parameters.values()]), strict=True)
         )
         step_with(reference, gradients)
-        golden: tuple[Side | None] | None = None  # once it was tried
         rows = [
             _apart(side.parameters[n], p, before.pop(n)) for n, p in reference.parameters.items()
         ]
@@ -104,7 +96,7 @@ class StepCheck:
             if off <= allowed:
                 continue
             if exact is not None:
-                (wide,) = golden = golden or (exact(),)
+                wide = in_float64()
                 is_rounding = off <= UNREFERENCED * allowed
                 if wide is not None:
                     right = wide.parameters[name].detach()

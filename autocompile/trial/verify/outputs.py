@@ -1,4 +1,4 @@
-"""The results of a call: taken apart into leaves by path, copied, held, and judged by the user.
+"""The results of a call: taken apart into leaves by path, copied, and judged by the user.
 
 Classes that are not plain containers are not passed to ``torch.utils._pytree``: it cannot name the
 parts of every registered class, and rebuilding one runs its own code.
@@ -6,11 +6,12 @@ parts of every registered class, and rebuilding one runs its own code.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import enum
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -140,18 +141,16 @@ def _parts_of(thing: Any, depth: int) -> Parts | None:
         return _tensor_parts(thing)
     if isinstance(thing, (*_VALUES, *_CODE)):
         return None
-    is_plain = type(thing) in (dict, list, tuple)
-    if not is_plain and not pytree.tree_is_leaf(thing):
-        return _registered_parts(thing)
-    if depth == 0 and not is_plain:
-        return None
-    is_dataclass = dataclasses.is_dataclass(thing)
-    if isinstance(thing, Mapping) and not is_dataclass:
+    if isinstance(thing, Mapping):
         return [(pytree.MappingKey(key), value) for key, value in thing.items()]
-    if isinstance(thing, (list, tuple)) and not is_dataclass:
+    if not pytree.tree_is_leaf(thing):
+        return _registered_parts(thing)
+    if isinstance(thing, (list, tuple)):
         return [(pytree.SequenceKey(i), value) for i, value in enumerate(thing)]
+    if depth <= 0:
+        return None
     parts: Parts = [(pytree.GetAttrKey(n), getattr(thing, n)) for n in attribute_names(thing)]
-    holds = is_dataclass or any(holds_tensor(part, depth - 1) for _, part in parts)
+    holds = dataclasses.is_dataclass(thing) or any(holds_tensor(x, depth - 1) for _, x in parts)
     return parts if holds else None
 
 
@@ -163,13 +162,9 @@ def _registered_parts(thing: Any) -> Parts:
 
     values, spec = pytree.tree_flatten(thing, is_leaf=is_part)
     parts: Parts = [(pytree.SequenceKey(i), value) for i, value in enumerate(values)]
-    try:
+    with contextlib.suppress(ValueError):  # registered without keys
         with_paths, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
-        if len(with_paths) == len(values):
-            parts = [(path[0], part) for path, part in with_paths]
-    except ValueError:  # registered without keys
-        if isinstance(thing, Mapping) and [*map(id, thing.values())] == [*map(id, values)]:
-            parts = [(pytree.MappingKey(key), value) for key, value in thing.items()]
+        parts = [(path[0], part) for path, part in with_paths]
     if spec.context is not None and not isinstance(spec.context, type):
         parts.append((_CONTEXT, spec.context))
     return parts
@@ -197,10 +192,7 @@ def _plain(thing: Any) -> Any:
     if isinstance(thing, (np.ndarray, np.generic)) and not isinstance(thing, (float, complex)):
         array = np.asarray(thing)
         return torch.from_numpy(array.copy()) if array.dtype.kind in "biufc" else array.tolist()
-    if isinstance(thing, torch.Size):
-        return tuple(thing)
-    is_mkldnn = isinstance(thing, torch.Tensor) and str(thing.layout) == "torch._mkldnn"
-    return thing.to_dense() if is_mkldnn else thing
+    return tuple(thing) if isinstance(thing, torch.Size) else thing
 
 
 def _is_opaque(thing: Any) -> bool:
@@ -224,36 +216,26 @@ def _name(kind: Any) -> str:
 
 def copy_view(view: View) -> View:
     """A copy that later calls cannot overwrite (CUDA graphs reuse memory)."""
-    twins: dict[int, tuple[Any, Any]] = {}  # id to (original, kept alive so its id stays, copy)
+    # Only containers of tensors are copied: anything else may be large, or refuse it. The list
+    # keeps the leaves alive, so that their ids stay theirs.
+    leaves = list(_leaves(dict(view), ()))
+    return copy.deepcopy(dict(view), {id(leaf): _copied(leaf) for leaf in leaves})
 
-    def copied(leaf: Any) -> Any:
-        if id(leaf) in twins:
-            return twins[id(leaf)][1]
-        if isinstance(leaf, torch.Tensor):
-            return leaf.detach().clone()
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        if not holds_tensor(leaf):
-            return leaf
-        if isinstance(leaf, tuple):  # a user's subclass
-            return tuple.__new__(type(leaf), [every(value) for value in leaf])
-        twin = copy.copy(leaf)
-        twins[id(leaf)] = leaf, twin
-        if isinstance(leaf, list):
-            twin[:] = [every(value) for value in leaf]
-        elif isinstance(leaf, MutableMapping):
-            for key, value in leaf.items():
-                twin[key] = every(value)
-        for name in attribute_names(leaf):  # frozen ones too
-            object.__setattr__(twin, name, every(getattr(leaf, name)))
-        return twin
 
-    def every(tree: Any) -> Any:
-        # Rebuild only what holds a tensor: some classes cannot be rebuilt from their parts.
-        return pytree.tree_map(copied, tree, is_leaf=lambda part: not holds_tensor(part))
+def _leaves(thing: Any, inside: tuple[int, ...]) -> Iterator[Any]:
+    """The leaves of a tree as they are."""
+    parts = None if isinstance(thing, torch.Tensor) else _parts_of(thing, _DEPTH)
+    if parts is None:
+        yield thing
+    elif id(thing) not in inside:
+        for _, part in parts:
+            yield from _leaves(part, (*inside, id(thing)))
 
-    twin: View = every(dict(view))
-    return twin
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()  # deepcopy refuses a tensor that has a graph
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def without(view: View, *parts: str) -> View:
@@ -281,7 +263,7 @@ def has_tensor(view: View) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in _results(view))
 
 
-class Held:
+class LastResults:
     """The tensors of ``outputs`` and ``loss``, not copied, with copies of their first values.
 
     Shows outputs that a later call overwrites, so that a caller cannot keep two results.

@@ -98,12 +98,12 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.epsilon = max(self.epsilon, epsilon)
         if x.device not in self._generators:
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self._seed)
-        draws = torch.rand(
+        uniform = torch.rand(
             x.shape, device=x.device, dtype=torch.float32, generator=self._generators[x.device]
         )
         share = min(1.0, max(1 / 22, _LEAST / max(1, x.numel())))
-        by = (draws < share).to(x.dtype).mul_(epsilon).mul_(x)
-        by = by.where(draws < share / 2, -by)
+        by = (uniform < share).to(x.dtype).mul_(epsilon).mul_(x)
+        by = by.where(uniform < share / 2, -by)
         size = x.abs()
         return x + by.masked_fill_((size == 1) | (size > _SENTINEL), 0.0)
 

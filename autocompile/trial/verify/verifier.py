@@ -59,7 +59,7 @@ from autocompile.trial.verify.compare import (
 )
 from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
 from autocompile.trial.verify.outputs import (
-    Held,
+    LastResults,
     View,
     copy_view,
     flatten,
@@ -88,13 +88,10 @@ class Verifier:
     A method that finds an error raises :class:`Failed`: ``wrong_output`` or ``stale_weights``.
 
     Args:
-        target: the model and its inputs.
-        phase: the unit of work.
-        draws: two batches of inputs with different values; call ``n`` uses batch ``n % 2``.
-        seed: call ``n`` uses ``seed + n``.
+        batches: two, with different values; call ``n`` uses batch ``n % 2``, and ``seed + n``.
         notes: gets sentences for the user.
         tolerance: the user's, for outputs.
-        numbers: eager mode with the setting's precision, which the compiled side must agree with.
+        precision: eager mode with the setting's precision, which the compiled side must agree with.
 
     Attributes:
         eager: the eager side, ready to be timed.
@@ -107,36 +104,32 @@ class Verifier:
         self,
         target: Target,
         phase: str,
-        draws: tuple[Any, Any],
+        batches: tuple[Any, Any],
         seed: int,
         notes: list[str],
         tolerance: float | None = None,
-        numbers: CompileConfig = EAGER,
+        precision: CompileConfig = EAGER,
     ) -> None:
-        self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        self._target, self._phase, self._batches, self._seed = target, phase, batches, seed
         self._why_no_reference = ""
         self._is_forward, self._steps = phase_of(phase).is_forward, phase_of(phase).steps
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
-        self.eager = self.another_side(numbers)
-        self._numbers = numbers
+        self.eager = self.another_side(precision)
+        self._precision = precision
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
         self.check = target.check if "outputs" in self.expected else None
         self._noise: dict[str, float] = {}
-        apart = [0.0, 0.0]  # at most, of new sides and of later calls
-        for first, second, is_later in self._pairs():
-            noise = differences(first, second)
-            self._noise = largest(self._noise, noise)
-            apart[is_later] = max(apart[is_later], *noise.values(), 0.0)
+        for first, second in self._pairs():
+            self._noise = largest(self._noise, differences(first, second))
             if problem := self._refusal(first, second):
                 raise TargetError(
                     "the target's check() rejects a second run of eager mode",
                     problem,
                     "check(expected, actual) gets the outputs of the same call",
                 )
-        self._hides_state = apart[0] <= _MAX_NOISE < apart[1]
-        self.steps = StepCheck(self._exact_steps)
+        self.steps = StepCheck()
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
         self._movement: Movement | None = None
@@ -166,7 +159,7 @@ class Verifier:
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
-        return make_side(self._target, self._phase, self._draws[0], config, model)
+        return make_side(self._target, self._phase, self._batches[0], config, model)
 
     @contextlib.contextmanager
     def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
@@ -188,7 +181,7 @@ class Verifier:
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
         # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self._draws[index % 2])
+        side.inputs = copy_inputs(self._batches[index % 2])
         seed_everything(self._seed + index)
         return side.run()
 
@@ -197,12 +190,12 @@ class Verifier:
 
         Yields the number of each call, its view and the paths of outputs that it has overwritten.
         """
-        held: Held | None = None
+        last: LastResults | None = None
         for index in range(_CALLS):
             output = self.seeded_call(side, index) if index else output
-            lost = held.overwritten() if held else []
+            lost = last.overwritten() if last else []
             view = side.view(output)
-            held = Held(view)
+            last = LastResults(view)
             yield index, view, lost
 
     def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
@@ -215,7 +208,7 @@ class Verifier:
             with self._side_in_float64(model) as side:
                 view: View = {}
                 for call in calls:
-                    side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
+                    side.inputs = pytree.tree_map(_double, copy_inputs(self._batches[call % 2]))
                     seed_everything(self._seed + call)
                     view = side.view(side.run())
                 return copy_view(view)
@@ -223,14 +216,14 @@ class Verifier:
             self._why_no_reference = first_words(error)
             return None
 
-    def has_own_draws(self, side: Side) -> bool:
-        """Whether this side's values depend on random numbers that differ from eager's."""
+    def draws_otherwise(self, side: Side) -> bool:
+        """Whether a side's values depend on random numbers that differ from eager's."""
         config: Any = importlib.import_module("torch._inductor.config")
         return self._is_random and side.config.entry.by_inductor and not config.fallback_random
 
     def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
         """Context in which a side without its own draws draws eager's random numbers."""
-        asks = self._is_random and not self.has_own_draws(side)
+        asks = self._is_random and not self.draws_otherwise(side)
         return _drawing_as_eager() if asks else contextlib.nullcontext()
 
     def _depends_on_seed(self) -> bool:
@@ -267,8 +260,8 @@ class Verifier:
             self._first_steps(compiled, first_output)
             return
         for index, got, lost in self._first_views(compiled, first_output):
-            self._demand_kept(lost, compiled, f"call {index + 1}")
-            if self.has_own_draws(compiled):
+            self._demand_unchanged(lost, compiled, f"call {index + 1}")
+            if self.draws_otherwise(compiled):
                 continue
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(index + 1))
@@ -278,27 +271,27 @@ class Verifier:
 
     def _first_steps(self, compiled: Side, first_output: Any) -> None:
         """Compare the first steps: passes from one state, and steps with the same gradients."""
-        draws_its_own = self.has_own_draws(compiled)
+        draws_otherwise = self.draws_otherwise(compiled)
         first = compiled.view(first_output)
-        if not draws_its_own:
+        if not draws_otherwise:
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(1))
             self.demand(first, self.expected, "call 1", self._noise, reference)
             self._drift = differences(self.expected, first)
-        held = Held(first)
+        last = LastResults(first)
         del first
         if not self._is_random:  # else a side that draws like eager is compared later
             self.expected = without(self.expected, "gradients")
         if self._phase == TRAIN_STEP:
             self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
-        fresh = self.another_side(self._numbers)
-        self._demand(self.steps.first(fresh, compiled), "call 1")
+        fresh = self.another_side(self._precision)
+        self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 1")
         self.seeded_call(compiled, 1)
-        self._demand_kept(held.overwritten(), compiled, "call 2")
-        self._demand(self.steps.first(fresh, compiled), "call 2")
+        self._demand_unchanged(last.overwritten(), compiled, "call 2")
+        self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 2")
         del fresh
         self.steps.given.clear()
-        for index in () if draws_its_own else (1, 2):
+        for index in () if draws_otherwise else (1, 2):
             when = f"call {index + 2}"
             want, got = self._from_eagers_state(compiled, index, when, self._noise)
             self._drift = largest(self._drift, differences(want, got))
@@ -327,16 +320,10 @@ class Verifier:
         if why and note not in self._notes:
             self._notes.append(note)
 
-    def demand_later_step(self, compiled: Side, when: str) -> None:
-        """Check what the optimizer made of the gradients of the last call, from eager's state."""
-        self.eager.restore()
-        self._demand(self.steps.later(self.eager, compiled), when)
-        self.eager.restore()
-
     def last_call(self, compiled: Side) -> None:
         """Compare one call after the timing."""
         when = "after the timing"
-        if self.has_own_draws(compiled):
+        if self.draws_otherwise(compiled):
             self.demand_repeats(compiled, when)
             compiled.adopt(self.eager)
             got = compiled.view(self.seeded_call(compiled, 0))
@@ -344,10 +331,12 @@ class Verifier:
             noise = self._noise if self._is_forward else self.accepted
             _, got = self._from_eagers_state(compiled, 0, when, noise)
         if self._steps:
-            self.demand_later_step(compiled, when)
-        held = Held(got)
+            self.eager.restore()
+            self._demand(self.steps.problem(self.eager, compiled), when)
+            self.eager.restore()
+        last = LastResults(got)
         self.seeded_call(compiled, 1)
-        self._demand_kept(held.overwritten(), compiled, "a call after the timing")
+        self._demand_unchanged(last.overwritten(), compiled, "a call after the timing")
 
     def weights(self, compiled: Side) -> bool | None:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
@@ -357,15 +346,15 @@ class Verifier:
         """
         if not self._is_forward:
             return None
-        draws_its_own, restless = self.has_own_draws(compiled), self._restless()
+        draws_otherwise, restless = self.draws_otherwise(compiled), self._restless()
         before = self.from_kept_state(self.eager)
-        compiled_before = self.from_kept_state(compiled) if draws_its_own else before
+        compiled_before = self.from_kept_state(compiled) if draws_otherwise else before
         with self._other_eager_weights() as state:
             perturb(compiled.model, self._seed)
             want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
             visible = self._is_visible(before, want)
             what, noise = "an in-place update of the weights", self._noise
-            if visible and not draws_its_own:
+            if visible and not draws_otherwise:
                 self._demand_live(changed, want, before, what)
             elif visible and not compare(compiled_before, changed, noise=noise, restless=restless):
                 raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
@@ -373,8 +362,8 @@ class Verifier:
         got = self.from_kept_state(compiled)
         if visible:
             # A side with its own draws must return to its own earlier output.
-            want, old = (compiled_before, changed) if draws_its_own else (before, want)
-            self._demand_live(got, want, old, "load_state_dict", draws_its_own)
+            want, old = (compiled_before, changed) if draws_otherwise else (before, want)
+            self._demand_live(got, want, old, "load_state_dict", draws_otherwise)
         return True if visible else None
 
     def new_weights(
@@ -394,7 +383,7 @@ class Verifier:
             output = self.seeded_call(compiled, 0)
             synchronize()
             took_s = time.perf_counter() - began
-            if not self._is_visible(before, want) or self.has_own_draws(compiled):
+            if not self._is_visible(before, want) or self.draws_otherwise(compiled):
                 return None, took_s
             got = copy_view(compiled.view(output))
             self._demand_live(got, want, before, "load_state_dict")
@@ -428,7 +417,7 @@ class Verifier:
 
     def for_another(self) -> Verifier:
         made = copy.copy(self)
-        made.steps = StepCheck(made._exact_steps)
+        made.steps = StepCheck()
         return made
 
     def share_kept(self, compiled: Side) -> None:
@@ -454,24 +443,20 @@ class Verifier:
         not_copied = ("gradients",) if self._steps else ()  # they are as large as the model
         return {**view, **copy_view(without(view, *not_copied))}
 
-    def _pairs(self) -> Iterator[tuple[View, View, bool]]:
-        """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
-
-        The last of each says whether both are calls from that state, as those of a step but for
-        the first.
-        """
+    def _pairs(self) -> Iterator[tuple[View, View]]:
+        """Eager's views of calls in two runs, for its noise; keeps the state for later calls."""
         if not self._steps:
-            new = self._observe(self.another_side(self._numbers))
-            yield from zip(self._expected, new, [False] * len(new), strict=True)
+            new = self._observe(self.another_side(self._precision))
+            yield from zip(self._expected, new, strict=True)
             self.eager.keep()
-            yield self.from_kept_state(self.eager), self.from_kept_state(self.eager), True
+            yield self.from_kept_state(self.eager), self.from_kept_state(self.eager)
             return
         self.eager.keep()
-        again = self.another_side(self._numbers)
-        yield self.expected, again.view(self.seeded_call(again, 0)), False
+        again = self.another_side(self._precision)
+        yield self.expected, again.view(self.seeded_call(again, 0))
         del again
         for index in (1, 2):
-            yield self.from_kept_state(self.eager, index), self._eagers(index), True
+            yield self.from_kept_state(self.eager, index), self._eagers(index)
         self.eager.restore()
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
@@ -500,11 +485,10 @@ class Verifier:
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         if (unsteady := max(steady, default=0.0)) <= _MAX_NOISE:
             return ""
-        what = f"eager differs from itself by {unsteady:.1g}"
-        if self._hides_state:
-            what = "eager's calls change what later ones compute by more than buffers and tensors "
-            what += "in attributes of modules"
-        return f"{what}, so nothing can be compared with it"
+        return (
+            f"eager differs from itself by {unsteady:.1g}, so nothing can be compared with it "
+            "(what a call changes is put back in buffers and attributes of modules only)"
+        )
 
     def _refusal(self, want: View, got: View) -> str | None:
         return refusal(self.check, want["outputs"], got["outputs"]) if self.check else None
@@ -587,10 +571,10 @@ class Verifier:
         return Movement(by, longer, epsilon, sizes(want))
 
     def _demand_live(
-        self, got: View, want: View, old: View, what: str, draws_its_own: bool = False
+        self, got: View, want: View, old: View, what: str, draws_otherwise: bool = False
     ) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
-        reference = None if draws_its_own else self._from_eager_in_float64
+        reference = None if draws_otherwise else self._from_eager_in_float64
         restless = self._restless()
         if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
             self._demand(None, what)
@@ -599,7 +583,7 @@ class Verifier:
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
         self.demand(got, want, f"after {what}", self._noise, reference, restless)
 
-    def _demand_kept(self, lost: list[str], compiled: Side, by: str) -> None:
+    def _demand_unchanged(self, lost: list[str], compiled: Side, by: str) -> None:
         """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
         paths = [path for path in lost if path not in self._eager_overwrites]
         if paths and not uses_cuda_graphs(compiled.config):
@@ -620,7 +604,7 @@ def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
 
 def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
     """Check that own draws repeat with a seed and differ with another; the rest equals eager's."""
-    if not verifier.has_own_draws(compiled):
+    if not verifier.draws_otherwise(compiled):
         return
     verifier.demand_repeats(compiled, "when the same seed is set again")
     began, sides = time.monotonic(), (verifier.eager, compiled)
@@ -646,7 +630,7 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
     """
-    if not verifier.has_own_draws(compiled):
+    if not verifier.draws_otherwise(compiled):
         return
     telemetry.reset_dynamo(config.backend)
     with _drawing_as_eager():
