@@ -37,10 +37,12 @@ from autocompile.space.space import (
     calls_between_updates,
     environments,
     first_sizes,
+    passes_of,
     spaces_of,
     target_spec,
 )
 from autocompile.store import runs
+from autocompile.store.calls import read_calls
 from autocompile.store.files import write_json
 
 __all__ = ["load", "tune"]
@@ -76,6 +78,8 @@ def tune(
     seed: int | None = None,
     tolerance: float | None = None,
     calls_per_update: int | None = None,
+    horizon: int | None = None,
+    calls: str | Path | None = None,
     pythons: tuple[str, ...] = (),
     only: Tuned | None = None,
     progress: Progress | str = "auto",
@@ -108,6 +112,10 @@ def tune(
         resume: continue ``run_dir``, or the last run of this target, with what it was begun with.
         calls_per_update: calls of a forward phase between two changes of the weights, which
             decides whether constant weights pay; None: from the target.
+        horizon: calls that a program makes: compile time then counts; None: so many that it does
+            not.
+        calls: a file that :func:`autocompile.record` has written; None: the target says what it is
+            called with.
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``.
         only: tries only these settings, eager mode and plain ``torch.compile()``.
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
@@ -152,6 +160,8 @@ def tune(
         seed=seed,
         tolerance=tolerance,
         calls_per_update=calls_per_update,
+        horizon=horizon,
+        calls=None if calls is None else read_calls(Path(calls)),
         pythons=environments(pythons, only),
         only=None if only is None else only.tried(),
     )
@@ -202,6 +212,7 @@ def tune(
             storage=storage,
             study_name=f"{owner}autocompile",
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
+            passes=lambda phase: passes_of(phase, run),
             records=folder.read()[0],
             memory_bytes=run["environment"].get("device_memory_bytes"),
         )

@@ -168,6 +168,10 @@ _measuring = functools.partial(option, panel="Measuring")
 _RELATIVE = "how far outputs may differ, as 0.01; by dtype if left out"
 Tolerance = Annotated[_Amount, _measuring("FRACTION", _RELATIVE)]
 Seed = Annotated[_Count, _measuring("N", "of weights, inputs and orders; 0 if left out")]
+_PROGRAM = "that a program makes, over which compile time counts; many if left out"
+Horizon = Annotated[_Count, _measuring("N", f"calls {_PROGRAM}", min=1)]
+_RECORDED = "a file of autocompile.record: what the model is called with"
+Calls = Annotated[Path | None, _measuring("FILE", _RECORDED)]
 Jobs = Annotated[_Count, _measuring("N", "compile side by side; one a core if left out", min=1)]
 _STEP = "end a trial that stays longer in one step; 300s if left out"
 Timeout = Annotated[float, _measuring("TIME", _STEP)]

@@ -48,6 +48,8 @@ def tune(
     max_compile_time: options.MaxCompileTime = None,
     require_speedup: options.RequireSpeedup = None,
     tolerance: options.Tolerance = None,
+    horizon: options.Horizon = None,
+    calls: options.Calls = None,
     seed: options.Seed = None,
     jobs: options.Jobs = None,
     timeout: options.Timeout = 300.0,
@@ -118,6 +120,8 @@ def tune(
         "seed": seed,
         "tolerance": tolerance,
         "calls_per_update": calls_per_update,
+        "horizon": horizon,
+        "calls": calls,
     }
     if ray is not None:
         from autocompile.commands.cluster import tune_all

@@ -128,7 +128,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         processes.append(whole_call_s(r.measurement, record))
         if r.race is not None and r.race not in slow:
             over = eager.over_default(r, r.measurement)
-            logs[r.race] = math.log(with_refreshes(over, record, eager.of_process(r)))
+            logs[r.race] = math.log(with_costs(over, record, eager.of_process(r)))
             blocks[r.race] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     speedup = _of_search(record, eager)
     searched = math.log(speedup.value)
@@ -169,10 +169,19 @@ def left_out(raced: Sequence[Record]) -> set[int]:
     return {race for race, s in seconds.items() if s > limit}
 
 
+def extra_s(record: Record) -> float:
+    """Seconds of a call for what does not happen in each: new weights, and compiling.
+
+    Compiling counts where it is known for how many calls a program lives.
+    """
+    refresh_s, calls, passes = record.refresh_s, record.calls_per_update, record.horizon
+    refreshes = refresh_s / calls if refresh_s and calls else 0.0
+    return refreshes + ((record.compile_s or 0.0) / passes if passes else 0.0)
+
+
 def whole_call_s(measured: Measurement, record: Record) -> float:
-    """Seconds of a call, including its share of the cost of new weights."""
-    refresh_s, calls = record.refresh_s, record.calls_per_update
-    return measured.compiled_call_s + (refresh_s / calls if refresh_s and calls else 0.0)
+    """Seconds of a call, including :func:`extra_s`."""
+    return measured.compiled_call_s + extra_s(record)
 
 
 def _of_search(record: Record, eager: _Eager) -> Interval:
@@ -185,8 +194,8 @@ def _of_search(record: Record, eager: _Eager) -> Interval:
     inside, outside = record.measurement.speedup, over_sets([0.0])
     over = eager.over_default(record, record.measurement)
     own_s, usual_s = eager.of_process(record), eager.seconds(record)
-    value = with_refreshes(over, record, own_s)
-    most = with_refreshes(over * usual_s / own_s, record, usual_s)
+    value = with_costs(over, record, own_s)
+    most = with_costs(over * usual_s / own_s, record, usual_s)
     return Interval(
         value,
         value * min(inside.low / inside.value, outside.low),
@@ -194,11 +203,10 @@ def _of_search(record: Record, eager: _Eager) -> Interval:
     )
 
 
-def with_refreshes(speedup: float, record: Record, eager_s: float) -> float:
-    """The speed-up including the cost of one change of the weights per ``calls_per_update``."""
-    if not record.refresh_s or not record.calls_per_update:
-        return speedup
-    return 1 / (1 / speedup + record.refresh_s / record.calls_per_update / eager_s)
+def with_costs(speedup: float, record: Record, eager_s: float) -> float:
+    """The speed-up including :func:`extra_s`."""
+    extra = extra_s(record)
+    return 1 / (1 / speedup + extra / eager_s) if extra else speedup
 
 
 def of_sets(logs: list[float], searched: float) -> Interval:

@@ -11,7 +11,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autocompile.estimate.candidates import ONE, Candidate, Limits, candidates, of_sets
+from autocompile.estimate.candidates import (
+    ONE,
+    Candidate,
+    Limits,
+    candidates,
+    extra_s,
+    of_sets,
+)
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
@@ -46,9 +53,9 @@ def compare(first: Candidate, second: Candidate) -> Interval:
 
 
 def _in_set(first: Candidate, second: Candidate, number: int) -> float:
-    has_refreshes = first.record.refresh_s or second.record.refresh_s
+    has_costs = extra_s(first.record) or extra_s(second.record)
     ours, theirs = first.blocks.get(number), second.blocks.get(number)
-    if has_refreshes or not ours or not theirs or ours[0] != theirs[0]:
+    if has_costs or not ours or not theirs or ours[0] != theirs[0]:
         return first.logs[number] - second.logs[number]
     return median([math.log(b / a) for a, b in zip(ours[1], theirs[1], strict=False)])
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned, TunedSet
+from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import of_fields, plain
 from autocompile.store.record import Record, TaskResult
 
@@ -27,6 +28,7 @@ class Header:
     device: str | None = None
     seed: int = 0
     tolerance: float | None = None
+    calls: RecordedCalls | None = None  # what the model is called with; None: the target says it
 
 
 @dataclass(frozen=True)

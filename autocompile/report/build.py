@@ -13,8 +13,9 @@ from autocompile.estimate.candidates import (
     Candidate,
     Limits,
     candidates,
+    extra_s,
     whole_call_s,
-    with_refreshes,
+    with_costs,
 )
 from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide_all
 from autocompile.estimate.intervals import Interval, over_sets, ratio
@@ -37,6 +38,7 @@ from autocompile.store.report import (
     Target,
     Throughput,
     Trial,
+    Workload,
 )
 
 _REFUSED = (
@@ -146,8 +148,13 @@ def _phase(
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
+    has_batch = phase_of(name).has_batch_size
+    workload = run["target"].get("workload") if has_batch else None
     return PhaseResult(
         verdict=verdict,
+        workload=Workload(**workload) if workload else None,
+        horizon=run["plan"].get("horizon"),
+        calls=tuple(best.record.kinds or ()) if best else (),
         role=phase_of(name).role,
         reason=reason,
         confidence=sure,
@@ -385,7 +392,8 @@ def _best(best: Candidate, found: Sequence[Candidate], exported: Sequence[Record
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
-    saved = best.eager_call_s - best.call_s
+    # Of a call alone: a share of the compile time would count it twice.
+    saved = best.eager_call_s - best.call_s + extra_s(record)
     pays = saved > 0 and not is_eager
     return Best(
         **{name: getattr(record, name) for name in _OF_THE_BEST},
@@ -414,7 +422,7 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     if not record.ok or record.measurement is None:
         return Exported(outcome=record.outcome, message=record.message)
     m = record.measurement
-    found = over_sets([math.log(with_refreshes(m.speedup.value, best.record, m.eager_call_s))])
+    found = over_sets([math.log(with_costs(m.speedup.value, best.record, m.eager_call_s))])
     is_as_fast = ratio(found, best.speedup).high >= 1
     now = whole_call_s(m, best.record)
     then = best.processes or [now]

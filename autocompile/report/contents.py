@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from autocompile.report.document import Document, Line, Section, Span, Table, Te
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-from autocompile.store.record import Outcome
+from autocompile.store.record import CallKind, Outcome
 from autocompile.store.report import Best, PhaseResult, Report, Trial
 
 METHOD = (
@@ -26,6 +27,7 @@ RULE = (
     " A setting counts as faster if its whole interval within this run is, and its estimate by more"
     " than 1 %."
 )
+_SHAPES = 12  # of a workload that a table names
 _NAMES = 2  # settings that a short document names side by side
 
 
@@ -108,7 +110,7 @@ def _answer(name: str, phase: PhaseResult, code: str) -> tuple[Text, ...]:
 
 
 def _section(name: str, phase: PhaseResult, own: int | None, full: bool) -> Section:
-    blocks: list[Line | Table] = [*_batch_sizes(phase, own), *_known(phase)]
+    blocks: list[Line | Table] = [*_batch_sizes(phase, own), *_shapes(phase), *_known(phase)]
     blocks += _details(phase) if full else ()
     blocks += _failures(phase) if full or not phase.answer else ()
     about = tuple(_about(phase))
@@ -119,8 +121,12 @@ def _about(phase: PhaseResult) -> Iterator[Text]:
     best = phase.answer
     if phase.role:
         yield show.plain(phase.role)
-    if best and best.batch_size is not None:
+    if work := phase.workload:
+        yield f"{show.many(work.calls, 'call')} of {show.many(work.kinds, 'shape')}"
+    elif best and best.batch_size is not None:
         yield f"batch size {best.batch_size}"
+    if phase.horizon:
+        yield f"compile time counts, over {show.thousands(phase.horizon)} calls"
     if best and phase.is_faster:
         if _confidence(phase)[0] != "low":
             count = best.confirmed_processes
@@ -150,10 +156,53 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
         rates = (f"{show.quantity(eager)}{per}", f"{show.quantity(top)}{per}")
         rows.append((show.or_dash(size), *rates, Span(gain, "strong"), name))
     if rows:
-        titles = ("batch size", "eager", "best", "speed-up", "setting")
+        titles = (
+            "samples" if phase.workload else "batch size",
+            "eager",
+            "best",
+            "speed-up",
+            "setting",
+        )
         first = int(all(row.batch_size is None for row in listed))
         shown = tuple(tuple(row[first:]) for row in rows)
         yield Table("", titles[first:], shown, right=range(4 - first))
+
+
+def _shapes(phase: PhaseResult) -> Iterator[Table]:
+    """A row for each shape of a workload, then what a call takes that is slower than most."""
+    if not phase.calls:
+        return
+    rows = [
+        (str(kind.calls), show.plain(kind.shape), *_times(kind.eager_s, kind.call_s))
+        for kind in phase.calls[:_SHAPES]
+    ]
+    if rest := phase.calls[_SHAPES:]:
+        count = sum(kind.calls for kind in rest)
+        eager_s, call_s = (sum(x) / count for x in zip(*map(_all_of, rest), strict=True))
+        rows.append((str(count), f"{len(rest)} more shapes", *_times(eager_s, call_s)))
+    for percent in (50, 95):
+        eager_s, call_s = percentile(phase.calls, percent)
+        rows.append(("", f"p{percent} of all calls", *_times(eager_s, call_s)))
+    yield Table("", ("calls", "shape", "eager", "best", "ratio"), tuple(rows), right=(0, 2, 3, 4))
+
+
+def _times(eager_s: float, call_s: float) -> tuple[str, str, str]:
+    return show.seconds(eager_s), show.seconds(call_s), show.speedup(eager_s / call_s)
+
+
+def _all_of(kind: CallKind) -> tuple[float, float]:
+    return kind.calls * kind.eager_s, kind.calls * kind.call_s
+
+
+def percentile(kinds: Sequence[CallKind], percent: float) -> tuple[float, float]:
+    """The times of eager mode and of the setting that this share of the calls does not exceed."""
+    least = percent / 100 * sum(kind.calls for kind in kinds)
+    found = []
+    for times in ([(k.eager_s, k.calls) for k in kinds], [(k.call_s, k.calls) for k in kinds]):
+        ordered = sorted(times)
+        counts = itertools.accumulate(calls for _, calls in ordered)
+        found.append(next(s for (s, _), n in zip(ordered, counts, strict=True) if n >= least))
+    return found[0], found[1]
 
 
 def _known(phase: PhaseResult) -> Iterator[Line]:
@@ -165,7 +214,7 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
             calls = [show.seconds(call_s), f"eager {show.seconds(call_s * best.speedup.value)}"]
             if ratio:
                 calls.append(f"plain torch.compile() {show.seconds(call_s * ratio.value)}")
-            yield Line("Call", tuple(calls))
+            yield Line("Pass" if phase.workload else "Call", tuple(calls))
         if ratio and show.label(best.config) != DEFAULT_INDUCTOR.label():
             yield Line("Why", (f"{show.estimate(ratio)} against plain torch.compile()",))
     yield from (Line("Why", (show.plain(why),)) for why in phase.explanation if why)

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from autocompile.errors import RunError
-from autocompile.estimate.candidates import with_refreshes
+from autocompile.estimate.candidates import with_costs
 from autocompile.search.sampler import ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
@@ -147,7 +147,7 @@ def _value(record: Record) -> float | None:
         return None
     if record.config.is_baseline:
         return 1.0
-    return with_refreshes(measured.speedup.value, record, measured.eager_call_s)
+    return with_costs(measured.speedup.value, record, measured.eager_call_s)
 
 
 def _attributes(record: Record) -> dict[str, Any]:

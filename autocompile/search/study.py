@@ -44,6 +44,7 @@ class Study:
     study_name: str
     # Calls between two changes of the weights in a phase at a batch size; None: not known or never.
     calls_per_update: Callable[[str, int | None], int | None]
+    passes: Callable[[str], float | None]  # that a program makes in a phase, if that is known
     records: list[Record]  # of the search and the races, those of earlier sessions included
     memory_bytes: int | None = None  # of the accelerator; None on a CPU: each trial has a limit
 
@@ -203,7 +204,9 @@ class Study:
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
         ending = dataclasses.replace(ending, first=self._first_tries.pop(number, None))
-        return to_record(number, setting, ending)
+        record = to_record(number, setting, ending)
+        record.horizon = self.passes(setting.phase)
+        return record
 
     # What is saved --------------------------------------------------------------------------------
 

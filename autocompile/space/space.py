@@ -33,6 +33,7 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.settings.tuned import Tuned
+from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
 from autocompile.store.runs import is_same_target, split_spec
@@ -118,6 +119,8 @@ class Plan:
     seed: int = 0
     tolerance: float | None = None
     calls_per_update: int | None = None
+    horizon: int | None = None  # calls that a program makes, over which it compiles; None: many
+    calls: RecordedCalls | None = None
     # Name and interpreter of each environment beside the tuner's own.
     pythons: tuple[tuple[str, str], ...] = ()
     # Batch size and config of what is tried of each phase, beside eager mode and plain
@@ -133,6 +136,8 @@ class Plan:
             raise UsageError("a phase is named twice")
         if self.calls_per_update is not None and self.calls_per_update < 1:
             raise UsageError(f"{self.calls_per_update} calls per update are fewer than one")
+        if self.horizon is not None and self.horizon < 1:
+            raise UsageError(f"a horizon of {self.horizon} calls is less than one")
         if self.tolerance is not None and not 0 < self.tolerance < 1:
             raise UsageError(
                 f"the tolerance {self.tolerance} is not between 0 and 1",
@@ -141,7 +146,7 @@ class Plan:
 
     @property
     def header(self) -> Header:
-        return Header(self.target, self.device, self.seed, self.tolerance)
+        return Header(self.target, self.device, self.seed, self.tolerance, self.calls)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -335,7 +340,15 @@ def _place(phase: str, probe: ProbeResult) -> Place:
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
         target.get("writes_buffers", {}).get(phase, False),
+        target.get("workload", {}).get("kinds", 1) if phase_of(phase).has_batch_size else 1,
     )
+
+
+def passes_of(phase: str, run: Mapping[str, Any]) -> float | None:
+    """Passes that a program of a run makes in a phase; None where nobody has said it."""
+    calls: int | None = run["plan"].get("horizon")
+    a_pass = run["target"].get("workload", {}).get("calls", 1)
+    return calls and (calls / a_pass if phase_of(phase).has_batch_size else calls)
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:

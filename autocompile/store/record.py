@@ -95,6 +95,16 @@ class TaskResult:
         return result
 
 
+@dataclass(frozen=True)
+class CallKind:
+    """The calls of a workload that have one shape."""
+
+    shape: str  # such as 8×128
+    calls: int
+    eager_s: float  # of one call, alone between two synchronizations
+    call_s: float  # the same of the setting
+
+
 @dataclass
 class Record(TaskResult):
     """All data of one trial, or of one setting of a race: ``result.json``.
@@ -115,6 +125,8 @@ class Record(TaskResult):
     compile_window: tuple[float, float] | None = None  # of these by time.monotonic; not kept
     refresh_s: float | None = None  # extra seconds of a call after new weights, if constants
     calls_per_update: int | None = None  # calls between two changes of the weights, if known
+    horizon: float | None = None  # passes that a program lives for, if compile time is to count
+    kinds: list[CallKind] | None = None  # of a workload: calls of one shape, most frequent first
     peak_memory_bytes: int | None = None  # of the compiled side
     eager_peak_memory_bytes: int | None = None
     held_bytes: int | None = None  # of an accelerator's memory, by the whole process

@@ -14,7 +14,7 @@ from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import EAGER
 from autocompile.store.reading import demand_schema, known, of_fields, plain
-from autocompile.store.record import SCHEMA, Outcome, Step
+from autocompile.store.record import SCHEMA, CallKind, Outcome, Step
 
 Unit = Literal["samples/s", "steps/s"]
 
@@ -189,6 +189,14 @@ class Trial(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Workload(_Part):
+    """The calls that a pass makes; times of a phase are of a pass."""
+
+    calls: int
+    kinds: int  # how many of them differ in shapes or plain arguments
+
+
+@dataclass(frozen=True, kw_only=True)
 class PhaseResult(_Part):
     """The answer of a phase, how sure it is, and everything that was tried."""
 
@@ -208,6 +216,9 @@ class PhaseResult(_Part):
     settings: int | None = None
     compiled_tried: int | None = None  # of those tried, the ones that compile something
     compiled_settings: int | None = None
+    workload: Workload | None = None  # None: one call
+    horizon: int | None = None  # calls of a program, over which compile time counts
+    calls: tuple[CallKind, ...] = ()  # by shape, of the best setting
     trials: tuple[Trial, ...]
     state: str = ""  # why it is too early for a verdict
 

@@ -49,6 +49,7 @@ _SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times a
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _SLOWER = 1.03  # smaller differences between calls are noise
+_PASSES = 3  # of a workload, to tell its calls apart: they show where time goes and decide nothing
 _NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
 
 
@@ -271,6 +272,27 @@ def side_by_side(
             for times, side, calls, lead in rounds.one():
                 times.append(block(side, calls, rounds.synchronize, lead))
             spent_s += time.monotonic() - began
+
+
+def each_call(
+    sides: Sequence[Side], synchronize: Callable[[], None], passes: int = _PASSES
+) -> list[list[float]]:
+    """By side, seconds of each call of a workload: the least of some passes that take turns."""
+    seconds: list[list[list[float]]] = [[] for _ in sides]
+    with no_garbage_collection():
+        for _ in range(passes):
+            for side, runs in zip(sides, seconds, strict=True):
+                side.restore()
+                times = []
+                with side.context():
+                    for inputs in side.inputs:
+                        synchronize()
+                        begin = time.perf_counter_ns()
+                        side.unit(inputs)
+                        synchronize()
+                        times.append((time.perf_counter_ns() - begin) / 1e9)
+                runs.append(times)
+    return [[min(call) for call in zip(*runs, strict=True)] for runs in seconds]
 
 
 class FirstCalls:

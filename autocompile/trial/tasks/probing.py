@@ -19,10 +19,12 @@ from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
+from autocompile.store.calls import MOST
 from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory, telemetry
 from autocompile.trial.measure.timing import block
+from autocompile.trial.target.calls import Calls, in_words, kinds, shape_of
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
@@ -30,6 +32,8 @@ from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, tensors_by_path, without
 
+# Inputs whose lengths differ from call to call in most programs.
+_OF_SEQUENCES = frozenset({"input_ids", "attention_mask", "decoder_input_ids", "tokens"})
 _MOST_APART = 0.05  # from eager's own results: more is no noise
 _LONGEST_UPDATE_S = 0.15  # of a learner, for a budget of minutes: a trial makes about a hundred
 
@@ -100,6 +104,8 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
     result.during = f"get_inputs({size})"
     inputs = inputs_of(target, phase, size, seed)
     result.during = None
+    if not target.is_rl:  # of RLlib's modules, the spaces give every shape
+        _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw=1), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
@@ -113,9 +119,34 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
                 hint="make such a cache in forward, or let forward copy it before it grows",
             )
     if target.fixed_batch and inputs is not None:
-        tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
-        shape = next((x.shape for x in tensors if x.dim()), (1,))
-        result.target["fixed_batch_size"] = int(shape[0])
+        calls = inputs if isinstance(inputs, Calls) else (inputs,)
+        result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
+
+
+def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
+    """What differs between the calls; where one is timed and others may differ, a sentence."""
+    assert result.target is not None
+    if isinstance(inputs, Calls):
+        groups = kinds(inputs)
+        result.target["workload"] = {"calls": len(inputs), "kinds": len(groups)}
+        if len(inputs) == MOST:
+            result.target["choices"]["calls"] = f"the first {MOST} of them"
+    elif inputs is not None and shape_of(inputs) != shape_of(others):
+        result.target["choices"]["shapes"] = (
+            f"figures are of {in_words(inputs)} only; get_inputs() gives {in_words(others)} too: "
+            "with get_calls() all of them count"
+        )
+    elif names := _OF_SEQUENCES & {path.strip("[]'.") for path in tensors_by_path(inputs)}:
+        result.target["choices"]["shapes"] = (
+            f"figures are of {min(names)} with {in_words(inputs)} only: where lengths differ from "
+            "call to call, give get_calls()"
+        )
+
+
+def _samples_in(inputs: Any) -> int:
+    """The first size of the first tensor that has one."""
+    tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
+    return int(next((x.shape[0] for x in tensors if x.dim()), 1))
 
 
 def _shapes_in(inputs: Any) -> dict[str, tuple[int, ...]]:

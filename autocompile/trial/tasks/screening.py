@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from autocompile.errors import first_words
+from autocompile.estimate.intervals import median
 from autocompile.protocol.requests import TrialRequest
 from autocompile.settings.phases import phase_of
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.record import CallKind, Measurement, Outcome, Record, Step
 from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import memory, telemetry
-from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, screen
+from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, each_call, screen
+from autocompile.trial.target.calls import Calls, between, in_words, kinds
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import (
@@ -51,6 +53,9 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
             if not request.config.is_eager:
                 result.compile_s = trial.clock.compile_s(measurement.compiled_call_s)
                 result.compile_window = trial.clock.window  # the parent takes out what it held us
+            if isinstance(trial.compiled.inputs, Calls):
+                with channel.exclusive():
+                    result.kinds = trial.kinds_of_calls()
             trial.check_last_calls(measurement)
     if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
         channel.measured(result)
@@ -108,11 +113,39 @@ class _Trial(Comparison):
         if facts["cudagraph_skips"] and skipped not in result.notes:
             result.notes.append(skipped)
 
+    def kinds_of_calls(self) -> list[CallKind]:
+        """Seconds of the calls of each shape, the most frequent shape first."""
+        calls = self.compiled.inputs
+        eager_s, compiled_s = each_call((self.eager, self.compiled), self.synchronize)
+        found = [
+            CallKind(
+                in_words(calls[group[0]]),
+                len(group),
+                median([eager_s[n] for n in group]),
+                median([compiled_s[n] for n in group]),
+            )
+            for group in kinds(calls)
+        ]
+        return sorted(found, key=lambda kind: -kind.calls)
+
+    def check_between(self) -> None:
+        """A program for several sizes must be right at one that no call has had, too.
+
+        It may compile once more, so nothing is timed after it.
+        """
+        calls, config = self.compiled.inputs, self.request.config
+        if not isinstance(calls, Calls) or config.is_eager or config.dynamic is False:
+            return
+        inputs = between(calls)
+        if inputs is not None and (why := self.verifier.at_another_size(self.compiled, inputs)):
+            self.result.notes.append(f"at a size between those of the calls, eager fails: {why}")
+
     def check_last_calls(self, measurement: Measurement) -> None:
         """Verify a call after the timing, and load new weights where they are constants."""
         request, result, compiled = self.request, self.result, self.compiled
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
+        self.check_between()
         if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
             counts = request.calls_per_update is not None  # else their seconds decide nothing
             with self.channel.exclusive() if counts else contextlib.nullcontext():

@@ -38,7 +38,7 @@ def load(request: Request, channel: Channel) -> Target:
     if isinstance(request, ProbeRequest):
         channel.send(EventName.MODULES, names=environment.library_modules())
     channel.step(Step.BUILD)
-    target = build(header.target, module)
+    target = build(header.target, module, header.calls)
     target.to(device)
     return target
 

@@ -36,6 +36,7 @@ from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
+from autocompile.trial.target.calls import Calls
 from autocompile.trial.target.sides import (
     Side,
     copies,
@@ -337,6 +338,23 @@ class Verifier:
         last = LastResults(got)
         self.seeded_call(compiled, 1)
         self._demand_unchanged(last.overwritten(), compiled, "a call after the timing")
+
+    def at_another_size(self, compiled: Side, inputs: Any) -> str:
+        """Compare a call with inputs of another size; returns why eager cannot take them."""
+        batches, self._batches = self._batches, (Calls((inputs,)),) * 2
+        try:
+            self.eager.restore()
+            self.seeded_call(self.eager, 0)
+        except Exception as error:
+            return first_words(error)
+        else:
+            if not self.draws_otherwise(compiled):
+                when = "at a size between those of the calls"
+                self._from_eagers_state(compiled, 0, when, self._noise)
+        finally:
+            self._batches = batches
+            self.eager.restore()
+        return ""
 
     def weights(self, compiled: Side) -> bool | None:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
