@@ -27,7 +27,6 @@ from autocompile.store.runs import split_spec
 from autocompile.trial.target.target import Target, call_model
 
 _FEW = 2  # samples of a batch that is only looked at
-_FEW = 2  # samples of a batch that is only looked at
 _BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 
 
@@ -69,12 +68,6 @@ def build(spec: str, module: ModuleType) -> Target:
 
 
 def _demand_eager(model: nn.Module, place: str) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TargetError(
-            f"the model of {place} is compiled by torch.jit, which torch.compile does not take",
-            f"it is a {type(model).__name__}",
-            hint="give the model without torch.jit.script or torch.jit.trace; parts may have it",
-        )
     if isinstance(model, torch.jit.ScriptModule):
         raise TargetError(
             f"the model of {place} is compiled by torch.jit, which torch.compile does not take",
