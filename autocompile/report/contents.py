@@ -356,6 +356,7 @@ def remarks(trial: Trial, repeats: Sequence[Trial]) -> Iterable[str]:
         yield text + (f", {failed} failed" if failed else "")
     if trial.graph_breaks:
         yield show.many(trial.graph_breaks, "graph break")
+    yield from (show.plain(flag).replace("_", " ") for flag in trial.flags)
 
 
 def same_as(number: int, is_timed: bool) -> str:
