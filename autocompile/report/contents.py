@@ -22,10 +22,7 @@ RACED = (
     " The best settings were timed again side by side in fresh processes: the speed-up is"
     " their mean over processes, with a 95 % t interval that also counts how far runs are apart."
 )
-RULE = (
-    " A setting counts as faster if its whole interval within this run is, and its estimate by more"
-    " than 1 %."
-)
+RULE = " A setting counts as faster if the whole interval that is shown lies above 1."
 _NAMES = 2  # settings that a short document names side by side
 
 
