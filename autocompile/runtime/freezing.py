@@ -29,7 +29,6 @@ from autocompile.runtime.graphs import (
     compiled,
     count_fused_steps,
     is_weight,
-    stamp,
     with_own_code,
 )
 
@@ -105,11 +104,11 @@ def _freeze(
                     current = None  # frees its copy of the weights before another is made
                     current = freeze(given)
                 artifact = current
-        before = [stamp(given[i]) for i in buffers] if not is_tried else []
+        before = [given[i]._version for i in buffers] if not is_tried else []
         result = artifact.run(*[given[i] for i in others])
         if not is_tried:
             is_tried = True
-            if before != [stamp(given[i]) for i in buffers]:
+            if before != [given[i]._version for i in buffers]:
                 raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
 
