@@ -13,7 +13,7 @@ from autocompile.estimate import candidates, decision
 from autocompile.execute import job, local
 from autocompile.protocol.requests import RaceRequest, Side, TimingLimits, TrialRequest
 from autocompile.search import effects, jobs, opening, optuna_study, records, sampler
-from autocompile.space import plan, space
+from autocompile.space import space
 from autocompile.store.record import RunFolder
 
 PHASE, SIZE, TRIALS = "forward", 4, 5  # what is timed, at which batch size; settings to try
@@ -21,7 +21,7 @@ PHASE, SIZE, TRIALS = "forward", 4, 5  # what is timed, at which batch size; set
 
 def tune(target, backends, run, executor):
     wanted = space.SearchSpace(backends=backends, batch_sizes=(SIZE,))
-    asked = plan.Plan(str(target), phases=(PHASE,), space=wanted)
+    asked = space.Plan(str(target), phases=(PHASE,), space=wanted)
     factory = job.JobFactory(run, asked.header, timeout_s=300.0, memory_limit_bytes=None)
 
     def in_a_child(kind, **more):  # which may end in any way: that is an ending too

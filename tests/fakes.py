@@ -37,12 +37,14 @@ def measured(
     noise: float = 0.002,
     rounds: int = 8,
     compile_s: float = 1.0,
+    flags: Sequence[str] = (),
     **more: Any,
 ) -> Ending:
     """A successful trial: ``rounds`` pairs of blocks around a speed-up.
 
     Args:
         noise: relative half-range of the compiled blocks, spread evenly.
+        flags: of the measurement, such as ``eager_slowed``.
         more: further keys of the payload, such as ``graph_breaks``.
     """
     spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
@@ -51,6 +53,7 @@ def measured(
             "eager_s": [eager_s] * rounds,
             "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
             "calls": [1, 1],
+            "flags": list(flags),
         },
         "compile_s": compile_s,
         "graphs": 1,

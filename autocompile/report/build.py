@@ -357,6 +357,7 @@ def _trial(record: Record, run_dir: str) -> Trial:
             ),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
+            "flags": tuple(m.flags),
         }
     return Trial(
         **{name: getattr(record, name) for name in _OF_A_RECORD},

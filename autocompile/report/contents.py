@@ -23,10 +23,7 @@ RACED = (
     " The best settings were timed again side by side in fresh processes: the speed-up is"
     " their mean over processes, with a 95 % t interval that also counts how far runs are apart."
 )
-RULE = (
-    " A setting counts as faster if its whole interval within this run is, and its estimate by more"
-    " than 1 %."
-)
+RULE = " A setting counts as faster if the whole interval that is shown lies above 1."
 _SHAPES = 12  # of a workload that a table names
 _NAMES = 2  # settings that a short document names side by side
 
@@ -405,6 +402,7 @@ def remarks(trial: Trial, repeats: Sequence[Trial]) -> Iterable[str]:
         yield text + (f", {failed} failed" if failed else "")
     if trial.graph_breaks:
         yield show.many(trial.graph_breaks, "graph break")
+    yield from (show.plain(flag).replace("_", " ") for flag in trial.flags)
 
 
 def same_as(number: int, is_timed: bool) -> str:

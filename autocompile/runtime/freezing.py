@@ -75,6 +75,8 @@ def _freeze(
     args = [*inputs, *lifted]
     weights = [i for i, value in enumerate(args) if is_weight(value)]
     others = [i for i in range(len(args)) if i not in weights]
+    # Of parameters, another thread may load new values meanwhile.
+    buffers = [i for i in weights if not isinstance(args[i], torch.nn.Parameter)]
     # Fake tensors with Dynamo's symbolic sizes: no constants of the first call's sizes, and no
     # memory of its inputs.
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -102,10 +104,11 @@ def _freeze(
                     current = None  # frees its copy of the weights before another is made
                     current = freeze(given)
                 artifact = current
+        before = [given[i]._version for i in buffers] if not is_tried else []
         result = artifact.run(*[given[i] for i in others])
         if not is_tried:
             is_tried = True
-            if artifact.weights.are_stale(given):
+            if before != [given[i]._version for i in buffers]:
                 raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
 

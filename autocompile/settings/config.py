@@ -64,7 +64,10 @@ class CompileConfig:
     environment: str = "default"  # the name of the interpreter that the setting runs under
 
     def __post_init__(self) -> None:
-        pairs: Any = dict(self.options).items()
+        try:
+            pairs: Any = dict(self.options).items()
+        except (TypeError, ValueError):
+            raise UsageError(f"options {self.options!r} are not names with a value each") from None
         object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in pairs)))
         for name, value in self.options:
             is_word = isinstance(value, str) and _WORD.fullmatch(value)
@@ -161,10 +164,13 @@ class CompileConfig:
         """Read what :meth:`to_dict` wrote in a phase; missing keys have their defaults."""
         if data.get("scope") == "full":  # of older files: the whole step, where there is one
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
-        if unknown := set(data) - set(cls.__dataclass_fields__):
+        try:
+            if unknown := set(data) - set(cls.__dataclass_fields__):
+                raise UsageError(f"a compile setting has no key {min(unknown)!r}")
+            return cls(**data)
+        except UsageError as error:
             hint = "pip install --upgrade torch-autocompile   (if a newer version wrote it)"
-            raise UsageError(f"a compile setting has no key {min(unknown)!r}", hint=hint)
-        return cls(**data)
+            raise UsageError(error.what, *error.details, hint=hint) from None
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default."""

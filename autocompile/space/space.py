@@ -88,7 +88,7 @@ class SearchSpace:
 def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, (tuple, list)) or not values:
         hint = f"{d.asked}=({values!r},)" if values else None
-        raise UsageError(f"{d.asked}: {values!r} is not a tuple of values", hint=hint)
+        raise UsageError(f"{d.asked}: {values!r} is not some values, one after another", hint=hint)
     if tuple in d.kinds:  # mappings will do
         pairs = (v.items() if isinstance(v, Mapping) else v for v in values)
         values = [tuple(map(tuple, each)) for each in pairs]

@@ -180,6 +180,7 @@ class Trial(_Part):
     throughput: Throughput | None = None
     call_s: float | None = None
     eager_call_s: float | None = None
+    flags: tuple[str, ...] = ()  # of the measurement
     notes: tuple[str, ...] = ()
     log: str | None = None
 

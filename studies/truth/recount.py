@@ -38,10 +38,8 @@ def records(run: dict[str, Any], model: str, named: dict[str, CompileConfig]) ->
             tuple(x / 1e6 for x in eager_us),
             tuple(x / 1e6 for x in us),
         )
-        where = Outcome.OK, Step.EXIT
-        return Record(
-            more.pop("number"), phase, named[name], size, *where, measurement=measured, **more
-        )
+        more |= {"outcome": Outcome.OK, "step": Step.EXIT, "measurement": measured}
+        return Record(more.pop("number"), phase, named[name], size, **more)
 
     for name, seen in run["searched"].items():
         yield record(

@@ -457,8 +457,11 @@ def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path:
     assert not [1 for a, b in timed for _, c, d in found[-1].spans if max(a, c) < min(b, d)]
 
 
+MEASURED = {"measurement": {"eager_s": [1.0], "compiled_s": [1.0]}}
+
+
 def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
-    payload = {"compile_s": 7.0, "compile_window": [100.0, 107.5]}
+    payload = {**MEASURED, "compile_s": 7.0, "compile_window": [100.0, 107.5]}
     pauses = ((90.0, 101.0), (104.0, 106.0), (107.0, 120.0))
     ending = Ending(Outcome.OK, Step.EXIT, payload=payload, pauses=pauses)
     record = to_record(0, Setting(CompileConfig(), 1), ending)
@@ -468,7 +471,7 @@ def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
 def test_a_record_says_when_its_process_worked_those_of_a_first_try_too() -> None:
     first = Ending(Outcome.TIMEOUT, Step.COMPILE, spans=(("import", 10.0, 11.00004),))
     spans = (("import", 20.0, 21.0), ("build", 21.0, 21.0), ("compile", 21.0, 25.0))
-    ending = Ending(Outcome.OK, Step.EXIT, spans=spans, first=first)
+    ending = Ending(Outcome.OK, Step.EXIT, payload=MEASURED, spans=spans, first=first)
     record = to_record(0, Setting(CompileConfig(), 1), ending)
     assert record.spans == (("import", 10.0, 11.0), spans[0], spans[2])
     assert record.began == 10.0

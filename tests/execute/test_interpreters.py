@@ -170,21 +170,22 @@ def test_settings_of_an_interpreter_of_which_nothing_is_known_are_not_tried_here
     assert not executor.pythons
 
 
-def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
-    from fakes import failed
+def test_a_break_elsewhere_says_nothing_about_here() -> None:
+    from fakes import measured
 
     from autocompile.search.records import answer, to_record
     from autocompile.settings.config import Setting
 
-    broken = Setting(CompileConfig(fullgraph=True), 4)
-    known = {broken: to_record(0, broken, failed("graph_break"))}
-    for more, answered in (
+    plain = Setting(CompileConfig(), 4)
+    known = {plain: to_record(0, plain, measured(1.2, graph_breaks=1))}
+    for more, is_answered in (
         ({}, True),
         ({"environment": "old"}, False),
         ({"scope": "regional"}, False),
+        ({"mode": "max-autotune"}, False),
     ):
-        other = Setting(CompileConfig(mode="max-autotune", fullgraph=True, **more), 4)
-        assert (answer(1, other, known) is not None) is answered
+        other = Setting(CompileConfig(fullgraph=True, **more), 4)
+        assert (answer(1, other, known) is not None) is is_answered
 
 
 @pytest.mark.slow

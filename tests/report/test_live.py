@@ -38,7 +38,8 @@ def worked(number: int, config: CompileConfig, faster: float = 1.0, **other: Any
 
 def failed(number: int, backend: str, outcome: Outcome, message: str, wall_s: float) -> Record:
     config = CompileConfig(backend)
-    return Record(number, "forward", config, 4, outcome, Step.COMPILE, message, wall_s=wall_s)
+    ended = {"outcome": outcome, "step": Step.COMPILE, "message": message}
+    return Record(number, "forward", config, 4, **ended, wall_s=wall_s)
 
 
 def begin(shown: Progress, clock: Clock | None = None, total_s: float | None = 300.0) -> None:

@@ -23,7 +23,7 @@ SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
 
 
 def record(config: CompileConfig, outcome: Outcome = Outcome.OK, phase: str = "forward") -> Record:
-    return Record(0, phase, config, 4, outcome, Step.EXIT)
+    return Record(0, phase, config, 4, outcome=outcome, step=Step.EXIT)
 
 
 @pytest.mark.parametrize(

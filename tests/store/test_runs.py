@@ -123,7 +123,7 @@ def test_last_is_also_the_last_run_of_a_cluster_and_resume_is_of_this_machine(
 
 
 def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path) -> None:
-    unsafe = SearchSpace(("inductor",), ("default",), (4,), guards=("skip_all",))
+    unsafe = SearchSpace(("inductor",), ("default",), (4,), guards=("skip_all",), freezing=(False,))
 
     def fast(request: Mapping[str, Any]) -> Ending:
         return measured(2.0) if request["config"].get("guards") == "skip_all" else script(request)
