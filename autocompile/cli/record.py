@@ -13,7 +13,7 @@ from autocompile.errors import ExitCode, UsageError
 
 Program = Annotated[
     list[str],
-    typer.Argument(metavar="-- PROGRAM...", help="such as  -- python serve.py --port 8000"),
+    typer.Argument(metavar="-- PROGRAM", help="such as  -- python serve.py --port 8000"),
 ]
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="where to; calls.json if left out")
@@ -21,10 +21,7 @@ Output = Annotated[
 
 
 def record(program: Program, output: Output = Path("calls.json")) -> None:
-    """Run a Python program and write the shapes of the calls of its model to a file.
-
-    The file is for  autocompile tune model.py --calls calls.json
-    """
+    """Run a program and note what its model is called with."""
     python, *rest = program if Path(program[0]).name.startswith("python") else ["", *program]
     if not rest or not (rest[0].endswith(".py") or rest[0] == "-m"):
         raise UsageError(

@@ -13,7 +13,6 @@ from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
 from autocompile.store.record import Outcome, Step, TaskResult
-from autocompile.trial.measure import recompiles
 from autocompile.trial.measure.telemetry import recompile_reasons
 
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -80,7 +79,7 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        why = recompiles.in_words((*recompile_reasons(), "")[0])
+        why = (*recompile_reasons(), "no reason is known")[0]
         result.message = f"compiled anew until torch's limit, and eager from there: {why}"
     if isinstance(error, AutocompileError):
         result.message = what = error.what

@@ -11,11 +11,17 @@ import re
 _AXIS = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)")
 _DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\w+), actual (\w+)")
 _EQUAL = re.compile(r"^(.+?) == (\S.*?)$")
+_PLACE = re.compile(r"# (?:\S*/)?([^\s/]+\.py:\d+) in ")
 _AS_A_TENSOR = "pass it as a tensor"
 
 
 def in_words(reason: str) -> str:
-    """What changed between two calls, and how to stop it from compiling anew."""
+    """What changed between two calls, where, and how to stop it from compiling anew."""
+    place = _PLACE.search(reason)
+    return _of_guard(reason) + (f" ({place.group(1)})" if place else "")
+
+
+def _of_guard(reason: str) -> str:
     text = reason.splitlines()[0] if reason else "no reason is known"
     text = re.sub(r"^\d+/\d+: ", "", text).split("  # ")[0].strip()
     if size := _AXIS.search(text):

@@ -13,6 +13,7 @@ import torch
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
+from autocompile.trial.measure.recompiles import in_words
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
 _UNDISTURBED = 20  # such kernels in a row
@@ -97,10 +98,10 @@ def dynamo_facts() -> dict[str, Any]:
 
 
 def recompile_reasons() -> list[str]:
-    """Why Dynamo has compiled anew since the last reset."""
+    """Why Dynamo has compiled anew since the last reset, in plain words."""
     metrics = torch._dynamo.utils.get_compilation_metrics()
     reasons = (getattr(m, "recompile_reason", None) for m in metrics)
-    return [first_line(reason) for reason in reasons if reason]
+    return [in_words(reason) for reason in reasons if reason]
 
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
