@@ -159,7 +159,7 @@ def _phase(
         reason=reason,
         confidence=sure,
         explanation=tuple(why(best, verdict, every, device)),
-        best=_best(best, here, exported) if best else None,
+        best=_best(best, here, exported, workload["calls"] if workload else 1) if best else None,
         ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
         by_batch_size=tuple(
             _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster
@@ -388,8 +388,16 @@ def _size_row(size: int | None, decision: Decision) -> SizeRow:
     )
 
 
-def _best(best: Candidate, found: Sequence[Candidate], exported: Sequence[Record]) -> Best:
-    """The best setting; ``found``: all that worked at its batch size, ``exported``: its code."""
+def _best(
+    best: Candidate, found: Sequence[Candidate], exported: Sequence[Record], calls: int
+) -> Best:
+    """The best setting.
+
+    Args:
+        found: all that worked at its batch size.
+        exported: its code.
+        calls: of a pass.
+    """
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
@@ -405,7 +413,7 @@ def _best(best: Candidate, found: Sequence[Candidate], exported: Sequence[Record
         speedup_against_default=None if is_default else compare(best, plain),
         compile_s=0.0 if is_eager else record.compile_s,
         warm_compile_s=0.0 if is_eager else best.warm_compile_s,
-        break_even_calls=round((record.compile_s or 0.0) / saved) if pays else None,
+        break_even_calls=round((record.compile_s or 0.0) / saved * calls) if pays else None,
         calls_to_repay_refresh=_calls_to_repay(best),
         confirmed_processes=best.sets,
         exported=_exported(best, exported),

@@ -89,6 +89,7 @@ class _Trial(Comparison):
         request, result = self.request, self.result
         self.channel.step(Step.VERIFY)
         self.verifier.first_calls(self.compiled, output)
+        self.verifier.make_pass(self.compiled)
         self.clock.stop()
         telemetry.end_compile_workers()
         memory.give_back(self.target.device)
@@ -133,7 +134,7 @@ class _Trial(Comparison):
 
         It may compile once more, so nothing is timed after it.
         """
-        calls, config = self.compiled.inputs, self.request.config
+        calls, config = self.inputs(), self.request.config
         if not isinstance(calls, Calls) or config.is_eager or config.dynamic is False:
             return
         inputs = between(calls)

@@ -36,7 +36,7 @@ from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.calls import Calls
+from autocompile.trial.target.calls import Calls, first_call, kinds
 from autocompile.trial.target.sides import (
     Side,
     copies,
@@ -79,6 +79,7 @@ _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same
 _ROUNDINGS = 4  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+_MOST_KINDS = 12  # of calls of a workload that are compared in training
 
 _Reference = Callable[[], View | None] | None
 
@@ -111,9 +112,17 @@ class Verifier:
         tolerance: float | None = None,
         precision: CompileConfig = EAGER,
     ) -> None:
-        self._target, self._phase, self._batches, self._seed = target, phase, batches, seed
+        self._target, self._phase, self._seed = target, phase, seed
+        self._pass = batches[0]
+        self._batches: tuple[Any, ...] = batches
         self._why_no_reference = ""
         self._is_forward, self._steps = phase_of(phase).is_forward, phase_of(phase).steps
+        if self._steps and isinstance(self._pass, Calls):
+            # A pass steps many times, and each step is compared by its own gradients: one call of
+            # each kind, and at least two calls.
+            groups = kinds(self._pass)[:_MOST_KINDS]
+            each = tuple(self._pass[group[0]] for group in groups)
+            self._batches = each if len(each) > 1 else (*each, first_call(batches[1]))
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
         self.eager = self.another_side(precision)
@@ -182,7 +191,7 @@ class Verifier:
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
         # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self._batches[index % 2])
+        side.inputs = copy_inputs(self._batches[index % len(self._batches)])
         seed_everything(self._seed + index)
         return side.run()
 
@@ -209,7 +218,9 @@ class Verifier:
             with self._side_in_float64(model) as side:
                 view: View = {}
                 for call in calls:
-                    side.inputs = pytree.tree_map(_double, copy_inputs(self._batches[call % 2]))
+                    side.inputs = pytree.tree_map(
+                        _double, copy_inputs(self._batches[call % len(self._batches)])
+                    )
                     seed_everything(self._seed + call)
                     view = side.view(side.run())
                 return copy_view(view)
@@ -292,7 +303,8 @@ class Verifier:
         self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 2")
         del fresh
         self.steps.given.clear()
-        for index in () if draws_otherwise else (1, 2):
+        last_index = max(2, len(self._batches) - 1)
+        for index in () if draws_otherwise else range(1, last_index + 1):
             when = f"call {index + 2}"
             want, got = self._from_eagers_state(compiled, index, when, self._noise)
             self._drift = largest(self._drift, differences(want, got))
@@ -339,9 +351,17 @@ class Verifier:
         self.seeded_call(compiled, 1)
         self._demand_unchanged(last.overwritten(), compiled, "a call after the timing")
 
+    def make_pass(self, compiled: Side) -> None:
+        """Make all calls of a pass once, in order, so that timed ones find what it compiles."""
+        if isinstance(self._pass, Calls):
+            compiled.inputs = copy_inputs(self._pass)
+            compiled.run()
+
     def at_another_size(self, compiled: Side, inputs: Any) -> str:
         """Compare a call with inputs of another size; returns why eager cannot take them."""
-        batches, self._batches = self._batches, (Calls((inputs,)),) * 2
+        batches = self._batches
+        # A step is compared call by call, a forward pass with all results of a pass.
+        self._batches = (inputs,) if self._steps else (Calls((inputs,)),)
         try:
             self.eager.restore()
             self.seeded_call(self.eager, 0)
@@ -440,6 +460,9 @@ class Verifier:
 
     def share_kept(self, compiled: Side) -> None:
         """Let a side start from the state that eager has kept, which is much of a step only."""
+        if isinstance(self._pass, Calls):  # steps were compared call by call
+            for side in (self.eager, compiled):
+                side.inputs = copy_inputs(self._pass)
         if self._steps:
             compiled.kept = self.eager.kept
         else:
