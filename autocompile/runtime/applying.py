@@ -133,7 +133,10 @@ def backward_within(result: Any, values: Mapping[str, Any]) -> None:
             ends.append(_begin(values))
             cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
-    for x in pytree.tree_leaves(result):
+    leaves = pytree.tree_leaves(result)
+    # Also in attributes of an object that no pytree knows, as of a dataclass.
+    inside = [vars(x) for x in leaves if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")]
+    for x in (*leaves, *pytree.tree_leaves(inside)):
         if isinstance(x, torch.Tensor) and x.grad_fn is not None:  # not a parameter, which stays
             x.register_hook(begin)  # type: ignore[no-untyped-call]
 
@@ -170,7 +173,8 @@ class Compiled:
         return _same, (self.function,)  # a copied or unpickled module runs its own, uncompiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # called inside compiled code
+        # Called inside compiled code. Not is_compiling(), which is of all threads at once.
+        if torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
             return self.function(*args, **kwargs)
         if not self._process:
             return self._counted(*args, **kwargs)

@@ -128,14 +128,15 @@ class _Artifact:
         self.weights = FrozenWeights(args, weights)
         with compile_lock:  # one thread at a time: what is loaded meanwhile is of this artifact
             modules = _code_cache().modules
-            before = {id(module) for module in modules}
+            # They stay alive, so that no id is used again; other threads may unload meanwhile.
+            before = {id(module): module for module in list(modules)}
             with (
                 importlib.import_module("torch._inductor.config").patch(freezing=True),
                 # As while Dynamo compiles: other threads' calls would be errors of tracing.
                 mock.patch.object(torch.compiler, "_is_compiling_flag", True),
             ):
                 self.run = compiler(_arguments_held(graph, args, weights))
-            loaded = [module for module in modules if id(module) not in before]
+            loaded = [module for module in list(modules) if id(module) not in before]
         weakref.finalize(self, _forget, loaded).atexit = False
 
 

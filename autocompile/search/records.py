@@ -19,6 +19,8 @@ Known = Mapping[Setting, Record]
 _FULLGRAPH = (
     "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 )
+# Failures that may be of one process, or hide what the graph does.
+_OF_ITS_PROCESS = (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.INTERRUPTED)
 _PLACE = ("number", "phase", "config", "batch_size")
 _NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
@@ -97,7 +99,7 @@ def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list
 def answer(number: int, setting: Setting, known: Known) -> Record | None:
     """The record of a setting by that of its plainer twin; None if it must be tried."""
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
-    if twin is None:
+    if twin is None or twin.outcome in _OF_ITS_PROCESS:
         return None
     if twin.ok and twin.graph_breaks:
         place = number, setting.phase, setting.config, setting.batch_size

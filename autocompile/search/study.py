@@ -94,6 +94,12 @@ class Study:
             while self._to_retry:  # Ctrl-C, or the budget is spent
                 number = self._to_retry.popleft()
                 first = self._first_tries.pop(number)
+                if not jobs.interrupted:  # the budget is spent: what is known of it counts
+                    record = self._concluded(number, first)
+                    note = "not tried again, alone and in a fresh interpreter: the budget was spent"
+                    record.notes.append(note)
+                    self._save(record)
+                    continue
                 ended = f"the first ended with {first.outcome.value} ({first.message})"
                 message = f"stopped before its second try; {ended}"
                 stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=message)

@@ -83,7 +83,9 @@ class TaskResult:
         if not self.explained or not {"what", "details", "hint"} <= self.explained.keys():
             return None
         what, details, hint = (self.explained[name] for name in ("what", "details", "hint"))
-        return TargetError(what, *details, hint=hint)
+        if not isinstance(details, list):
+            return None
+        return TargetError(str(what), *map(str, details), hint=None if hint is None else str(hint))
 
     @classmethod
     def read(cls: type[T], payload: Mapping[str, Any]) -> T:

@@ -133,6 +133,12 @@ class TunedLearner(_Tuned):
         self._tune_optimizers()
         super()._make_modules_ddp_if_necessary()
 
+    def add_module(self, *, module_id: str, **kwargs: Any) -> Any:
+        added = super().add_module(module_id=module_id, **kwargs)
+        self._tune(module_id, self.module[module_id].unwrapped())
+        self._tune_optimizers()
+        return added
+
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         # The backward pass uses the setting of forward_train, as in its measurement.
         (_, choice), _ = self._choices()
@@ -142,7 +148,11 @@ class TunedLearner(_Tuned):
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
         _, (_, choice) = self._choices()
-        with process_of({"threads": self.usual, **choice.config.process} if choice else {}):
+        with process_of(
+            {"threads": self.usual or torch.get_num_threads(), **choice.config.process}
+            if choice
+            else {}
+        ):
             super().apply_gradients(*args, **kwargs)
 
     def _get_optimizer_state(self) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.errors import TargetError
 from autocompile.runtime.applying import apply_config, prepare_model, process_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
@@ -304,8 +305,11 @@ def _compare_training(
 
 def _make_gradients(model: torch.nn.Module) -> None:
     """Random gradients, the same on both sides."""
+    parameters = _parameters(model)
+    if not parameters:
+        raise TargetError("the model has no parameters to train, so there is no optimizer step")
     generator = torch.Generator().manual_seed(0)
-    for p in _parameters(model).values():
+    for p in parameters.values():
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
 

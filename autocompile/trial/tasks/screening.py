@@ -172,6 +172,9 @@ class _Trial(Comparison):
             with self.verifier.comparable_random_numbers(compiled):
                 if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
                     try_schedule(self.verifier, compiled, result.notes)
+                elif compiled.optimizers:
+                    what = "whether a learning-rate schedule recompiles this step was not tried"
+                    result.notes.append(f"{what}: it takes {result.compile_s:.0f} s to compile")
 
     def peak_memory(self, side: Side) -> int:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
@@ -217,11 +220,12 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
         what = f"the step does not follow the learning rate: {problem}"
         raise Failed(Outcome.WRONG_OUTPUT, what)
     if telemetry.dynamo_facts()["graphs"] > before:
-        kind, rate = type(compiled.optimizers[0]).__name__, f"lr=torch.tensor({rates[-1]:g})"
-        notes.append(
-            "a learning-rate schedule recompiles this step; "
-            f"pass the rate as a tensor, e.g. {kind}(params, {rate})"
+        kind, rate = type(compiled.optimizers[0]), compiled.optimizers[0].param_groups[0]["lr"]
+        advice = (
+            f"; pass the rate as a tensor, e.g. {kind.__name__}(params, lr=torch.tensor({rate}))"
         )
+        is_tensor = isinstance(rate, torch.Tensor)
+        notes.append("a learning-rate schedule recompiles this step" + advice * (not is_tensor))
 
 
 def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import enum
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -216,26 +216,36 @@ def _name(kind: Any) -> str:
 
 def copy_view(view: View) -> View:
     """A copy that later calls cannot overwrite (CUDA graphs reuse memory)."""
-    # Only containers of tensors are copied: anything else may be large, or refuse it. The list
-    # keeps the leaves alive, so that their ids stay theirs.
-    leaves = list(_leaves(dict(view), ()))
-    return copy.deepcopy(dict(view), {id(leaf): _copied(leaf) for leaf in leaves})
+    twins: dict[int, tuple[Any, Any]] = {}  # id to (original, kept alive so its id stays, copy)
 
+    def copied(leaf: Any) -> Any:
+        if id(leaf) in twins:
+            return twins[id(leaf)][1]
+        if isinstance(leaf, torch.Tensor):
+            return leaf.detach().clone()
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        if not holds_tensor(leaf):
+            return leaf
+        if isinstance(leaf, tuple):  # a user's subclass
+            return tuple.__new__(type(leaf), [every(value) for value in leaf])
+        twin = copy.copy(leaf)
+        twins[id(leaf)] = leaf, twin
+        if isinstance(leaf, list):
+            twin[:] = [every(value) for value in leaf]
+        elif isinstance(leaf, MutableMapping):
+            for key, value in leaf.items():
+                twin[key] = every(value)
+        for name in attribute_names(leaf):  # frozen ones too
+            object.__setattr__(twin, name, every(getattr(leaf, name)))
+        return twin
 
-def _leaves(thing: Any, inside: tuple[int, ...]) -> Iterator[Any]:
-    """The leaves of a tree as they are."""
-    parts = None if isinstance(thing, torch.Tensor) else _parts_of(thing, _DEPTH)
-    if parts is None:
-        yield thing
-    elif id(thing) not in inside:
-        for _, part in parts:
-            yield from _leaves(part, (*inside, id(thing)))
+    def every(tree: Any) -> Any:
+        # Rebuild only what holds a tensor: some classes cannot be rebuilt from their parts.
+        return pytree.tree_map(copied, tree, is_leaf=lambda part: not holds_tensor(part))
 
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone()  # deepcopy refuses a tensor that has a graph
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    twin: View = every(dict(view))
+    return twin
 
 
 def without(view: View, *parts: str) -> View:
