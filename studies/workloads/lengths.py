@@ -1,7 +1,7 @@
 """Seconds of the first 200 calls and of the 2,000 after them, where lengths differ.
 
-Compared are eager mode, what people write (plain ``torch.compile()``, ``dynamic=True``,
-``dynamic=False`` with a limit that holds, buckets of powers of two), what ``autocompile tune``
+Compared are eager mode, what people write (plain ``torch.compile()``, ``dynamic=True``, buckets of
+powers of two, each a static program), what ``autocompile tune``
 picks for one length, and what it picks for the workload with each ``--horizon``. Each runs in fresh
 processes of its own, without autocompile, on lengths that no tune has seen.
 """
@@ -25,9 +25,7 @@ BY_HAND: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "plain": {},
     "dynamic=True": {"dynamic": True},
-    "dynamic=False, limit 512": {"dynamic": False, "recompile_limit": 512},
     "powers of two": {"dynamic": False, "recompile_limit": 64, "buckets": "powers"},
-    "powers of two, dynamic": {"buckets": "powers"},
 }
 
 
@@ -129,7 +127,6 @@ def main() -> None:
             ("pick of one length", "single.py", []),
             ("pick of the workload", "encoder.py", []),
             (f"pick, horizon {FIRST}", "encoder.py", ["--horizon", str(FIRST)]),
-            (f"pick, horizon {FIRST + NEXT}", "encoder.py", ["--horizon", str(FIRST + NEXT)]),
         ):
             where = Path(folder) / name.replace(" ", "_").replace(",", "")
             data["picks"][name] = pick(target, ["--budget", options.budget, *more], where)
