@@ -32,14 +32,6 @@ def make_folder(path: Path, is_new: bool = False) -> None:
         ) from error
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether only this user may write there, so that code in it may be run; never by a link."""
-    with contextlib.suppress(OSError):
-        seen = folder.lstat()
-        return seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
-    return False
-
-
 def write_text(path: Path, text: str) -> None:
     """Write text by rename."""
     write_bytes(path, text.encode())

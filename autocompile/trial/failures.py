@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -96,12 +94,3 @@ def where_in(error: BaseException, folder: Path) -> str | None:
         if path.is_relative_to(folder) and "site-packages" not in path.parts:
             return f"{path.name}:{frame.lineno}   {frame.line}"
     return None
-
-
-@contextlib.contextmanager
-def only_logged() -> Iterator[None]:
-    """Context in which an error is written to the trial's log and otherwise ignored."""
-    try:
-        yield
-    except Exception:
-        traceback.print_exc()

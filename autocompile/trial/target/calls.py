@@ -21,16 +21,26 @@ class Calls(tuple[Any, ...]):
     """The inputs of each call of a pass, in order."""
 
 
-pytree.register_pytree_node(
-    Calls,
-    lambda calls: (list(calls), None),
-    lambda inputs, _: Calls(inputs),
-    serialized_type_name="autocompile.Calls",
-    flatten_with_keys_fn=lambda calls: (
-        [(pytree.SequenceKey(n), inputs) for n, inputs in enumerate(calls)],
-        None,
-    ),
-)
+class Arguments(tuple[Any, ...]):
+    """Positional and named arguments of one call."""
+
+
+def _as_a_tree(kind: type[tuple[Any, ...]]) -> None:
+    """Make the parts of a kind of tuple known to pytree, which knows plain tuples only."""
+    pytree.register_pytree_node(
+        kind,
+        lambda parts: (list(parts), None),
+        lambda parts, _: kind(parts),
+        serialized_type_name=f"autocompile.{kind.__name__}",
+        flatten_with_keys_fn=lambda parts: (
+            [(pytree.SequenceKey(n), part) for n, part in enumerate(parts)],
+            None,
+        ),
+    )
+
+
+_as_a_tree(Calls)
+_as_a_tree(Arguments)
 
 
 def from_function(get_calls: Callable[[], Any], place: str) -> Calls:
@@ -81,22 +91,6 @@ def from_file(recorded: RecordedCalls) -> Calls:
         return Arguments((tuple(args), named)) if args and named else named or tuple(args)
 
     return Calls(map(inputs, recorded))
-
-
-class Arguments(tuple[Any, ...]):
-    """Positional and named arguments of one call."""
-
-
-pytree.register_pytree_node(
-    Arguments,
-    lambda both: (list(both), None),
-    lambda both, _: Arguments(both),
-    serialized_type_name="autocompile.Arguments",
-    flatten_with_keys_fn=lambda both: (
-        [(pytree.SequenceKey(n), part) for n, part in enumerate(both)],
-        None,
-    ),
-)
 
 
 def _value(recorded: Any, name: str) -> Any:
