@@ -258,10 +258,11 @@ def apply_config(
     if phase == phases.OPTIMIZER_STEP:
         prepare_model(model, config)
         return model
-    if phase in (phases.TRAIN_STEP, phases.LEARNER_UPDATE):
+    is_whole = bool(phases.phase_of(phase).whole)
+    if is_whole or phase == phases.LEARNER_UPDATE:
         if hasattr(type(model), f"_{phases.FORWARD_TRAIN}"):  # an RLModule
             phase = phases.FORWARD_TRAIN
-        elif phase == phases.TRAIN_STEP:
+        elif is_whole:
             phase = phases.FORWARD
     apply_to_phase(model, phase, config)
     return model

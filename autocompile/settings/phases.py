@@ -14,6 +14,8 @@ FORWARD_TRAIN = "forward_train"
 OPTIMIZER_STEP = "optimizer_step"
 TRAIN_STEP = "train_step"
 LEARNER_UPDATE = "learner_update"
+STEP = "step"
+INFERENCE_STEP = "inference_step"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Phase:
     role: str = ""  # the part of RLlib that does it, as reports name it
     has_batch_size: bool = True  # inputs come in batches; else throughput counts calls
     prior: str = ""  # the phase whose recorded tables fit it; empty for its own
+    is_own: bool = False  # the target's ``get_step`` gives its unit of work
 
     @property
     def trains(self) -> bool:
@@ -45,6 +48,9 @@ class Phase:
 
 _SAMPLING = Phase(is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD)
 _learning = functools.partial(Phase, in_rllib=True, role="learner")
+_own = functools.partial(
+    Phase, is_rl=False, is_own=True, compiles="model", called="model", whole="step"
+)
 
 PHASES: Mapping[str, Phase] = {
     FORWARD: Phase(is_forward=True, is_rl=False, compiles="model", called="model"),
@@ -65,6 +71,8 @@ PHASES: Mapping[str, Phase] = {
     LEARNER_UPDATE: _learning(
         has_backward=True, steps=True, is_rl=True, needs_config=True, prior=TRAIN_STEP
     ),
+    STEP: _own(has_backward=True, steps=True, prior=TRAIN_STEP),
+    INFERENCE_STEP: _own(prior=FORWARD),
 }
 
 FORWARD_PHASES = tuple(name for name, phase in PHASES.items() if phase.is_forward)

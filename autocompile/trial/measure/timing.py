@@ -35,6 +35,7 @@ import torch
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
+from autocompile.trial.target.calls import Calls
 from autocompile.trial.target.sides import Side
 
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
@@ -307,7 +308,7 @@ class FirstCalls:
     ) -> None:
         self._side, self._call = side, side.call
         self._synchronize, self._waited = synchronize, waited
-        self._seconds: list[float] = []
+        self._seconds: list[tuple[float, int]] = []  # of how many calls
         self.window: tuple[float, float] | None = None
         side.call = self._timed
 
@@ -315,7 +316,9 @@ class FirstCalls:
         self._side.call = self._call
 
     def compile_s(self, steady_s: float) -> float:
-        return sum(max(0.0, seconds - steady_s) for seconds in self._seconds)
+        """Seconds above a steady rate, which is that of what the side has as inputs now."""
+        each_s = steady_s / _count(self._side.inputs)
+        return sum(max(0.0, seconds - each_s * calls) for seconds, calls in self._seconds)
 
     def _timed(self) -> Any:
         self._synchronize()
@@ -324,8 +327,13 @@ class FirstCalls:
         self._synchronize()
         ended = time.monotonic()
         self.window = self.window or (began, ended)
-        self._seconds.append(ended - began - (self._waited() - waited_s))
+        took_s = ended - began - (self._waited() - waited_s)
+        self._seconds.append((took_s, _count(self._side.inputs)))
         return output
+
+
+def _count(inputs: Any) -> int:
+    return len(inputs) if isinstance(inputs, Calls) else 1
 
 
 class ReferenceWork:

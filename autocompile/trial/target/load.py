@@ -27,10 +27,12 @@ from autocompile.settings import phases
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.runs import split_spec
 from autocompile.trial.target.calls import each_call, first_call, from_file, from_function
+from autocompile.trial.target.own_step import maker_of
 from autocompile.trial.target.target import Target, call_model
 
 _FEW = 2  # samples of a batch that is only looked at
-_BESIDE = ("get_calls", "get_inputs", "get_loss", "get_optimizer")  # functions that give no model
+# Functions that give no model.
+_BESIDE = ("get_calls", "get_inputs", "get_loss", "get_optimizer", "get_step")
 
 
 def import_target(spec: str) -> ModuleType:
@@ -200,6 +202,13 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         target.make_inputs = lambda _: from_function(get_calls, str(module.__name__))
         is_file = isinstance(get_calls, functools.partial)
         target.choices["inputs"] = "the file of calls" if is_file else "get_calls() of the target"
+    if hasattr(module, "get_step"):
+        if target.is_rl:
+            what = "get_step() is for a plain model: RLlib's Learner has its own step"
+            raise TargetError(what)
+        target.make_step, trains = maker_of(module.get_step, str(module.__name__))
+        target.own_phase = phases.STEP if trains else phases.INFERENCE_STEP
+        target.choices["step"] = "get_step() of the target"
     if hasattr(module, "get_optimizer"):
         target.make_optimizer = module.get_optimizer
         target.choices["optimizer"] = "get_optimizer() of the target"

@@ -20,6 +20,7 @@ from autocompile.runtime.applying import apply_config, prepare_model, process_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.calls import Calls
+from autocompile.trial.target.own_step import KeptState
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.verify.outputs import View, copy_view, pieces
 
@@ -48,6 +49,9 @@ class Side:
     steps: dict[str, Any] = field(default_factory=dict)  # ``t``, which RLlib passes to exploration
     forget: Callable[[], None] = lambda: None  # drops data that calls accumulate
     process: Mapping[str, Any] = field(default_factory=dict)  # set while it runs, such as threads
+    own_step: KeptState | None = None  # what the user's own step keeps
+    # Parameters before a call whose updates are compared, not its gradients.
+    before: list[torch.Tensor] | None = None
     # The state at the last ``keep``: values of tensors, and plain numbers.
     kept: tuple[list[torch.Tensor], list[dict[str, Any]]] = ([], [])
 
@@ -114,7 +118,9 @@ class Side:
     def _dictionaries(self) -> list[dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
         of_optimizers = ([vars(o), *o.param_groups, *o.state.values()] for o in self.optimizers)
-        return [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
+        of_step = self.own_step.dictionaries() if self.own_step else []
+        every = [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
+        return every + of_step
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -194,7 +200,9 @@ def phases_of(target: Target) -> tuple[str, ...]:
     return tuple(
         name
         for name, phase in phases.PHASES.items()
-        if phase.is_rl in (None, target.is_rl) and (target.make_learner or not phase.needs_config)
+        if phase.is_rl in (None, target.is_rl)
+        and (target.make_learner or not phase.needs_config)
+        and (name == target.own_phase or not phase.is_own)
     )
 
 
@@ -228,23 +236,51 @@ def make_side(
         side.unit = updates.update
         side.forget = updates.learner.metrics.reset  # RLlib collects them until a result is made
         _compare_training(side, updates.parameters)
+    elif phase == phases.INFERENCE_STEP:
+        _take_own_step(target, side, model.eval(), phase, None)
+        side.held = lambda: (state_of(model), side.own_step and side.own_step.tensors())
     else:
         prepare_model(model, config)
         if phase == phases.OPTIMIZER_STEP:
             _make_gradients(model)
         optimizer = target.make_optimizer(model)
         side.optimizers = [optimizer]
+        if phase == phases.STEP:
+            _take_own_step(target, side, model.train(), phase, optimizer)
+            _compare_training(side, _trained(model, optimizer), "outputs")
+            side.forget = functools.partial(model.zero_grad, set_to_none=True)
+            return side
         step: Callable[[Any], Any] = lambda _: optimizer.step()  # noqa: E731
         if phase == phases.TRAIN_STEP:
             step = _training_step(target, model.train(), optimizer)
         is_whole = config.scope == "step"
         applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
         side.unit = applied if is_whole else step
-        # Without those that nothing steps, whose gradients add up as the user's own code has it.
-        steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        trained = {name: p for name, p in _parameters(model).items() if id(p) in steps}
-        _compare_training(side, trained, has_loss=phase == phases.TRAIN_STEP)
+        result = "loss" if phase == phases.TRAIN_STEP else ""
+        _compare_training(side, _trained(model, optimizer), result)
     return side
+
+
+def _take_own_step(
+    target: Target, side: Side, model: torch.nn.Module, phase: str, optimizer: Any
+) -> None:
+    """Let a side call the user's step, compiled as a whole or with a compiled model in it."""
+    assert target.make_step
+    if side.config.scope == "step":
+        prepare_model(model, side.config)
+        step = target.make_step(model, optimizer)
+        side.unit = apply_config(step, phase, side.config, side.optimizers)
+    else:
+        apply_config(model, phase, side.config, side.optimizers)
+        side.unit = step = target.make_step(model, optimizer)
+    side.own_step = KeptState(step, model, optimizer)
+    side.optimizers += side.own_step.optimizers
+
+
+def _trained(model: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    """Without those that nothing steps, whose gradients add up as the user's own code has it."""
+    steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: p for name, p in _parameters(model).items() if id(p) in steps}
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[Any], Any]:
@@ -286,19 +322,29 @@ def _with_gradients(target: Target, side: Side, output: Any) -> View:
 
 
 def _compare_training(
-    side: Side, parameters: Mapping[str, torch.Tensor], has_loss: bool = True
+    side: Side, parameters: Mapping[str, torch.Tensor], result: str = "loss"
 ) -> None:
-    """Compare loss, gradients and buffers, and hold what a step changes."""
+    """Compare result, gradients and buffers, and hold what a step changes.
 
-    def view(loss: Any) -> View:
-        gradients = {"gradients": _gradients(parameters)}
-        buffers = dict(side.model.named_buffers())
-        return {"loss": loss, **gradients, "buffers": buffers} if has_loss else gradients
+    ``result`` names what a call returns in views; a step of the optimizer alone returns nothing.
+    """
+
+    def view(output: Any) -> View:
+        gradients: View = {"gradients": _gradients(parameters)}
+        if not result:
+            return gradients
+        view = {result: output, **gradients, "buffers": dict(side.model.named_buffers())}
+        if side.own_step:
+            view["state"] = side.own_step.tensors()
+        if side.before is not None:
+            pairs = zip(parameters.items(), side.before, strict=True)
+            view["updates"] = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
+        return view
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
-        rest = state_of(side.model) if has_loss else _gradients(parameters)
-        return parameters, rest, states
+        rest = state_of(side.model) if result else _gradients(parameters)
+        return parameters, rest, states, side.own_step.tensors() if side.own_step else []
 
     side.parameters, side.view, side.held = parameters, view, held
 

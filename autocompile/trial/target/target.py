@@ -43,6 +43,9 @@ class Target:
     check: Callable[[Any, Any], Any] | None = None
     phase_inputs: dict[str, _Inputs] = field(default_factory=dict)  # in place of ``make_inputs``
     make_learner: Callable[[Any], Any] | None = None  # ``rllib.Updates`` of an AlgorithmConfig
+    # Of the user's ``get_step``: from a model and an optimizer, and the phase that it gives.
+    make_step: Callable[[torch.nn.Module, Any], Callable[[Any], Any]] | None = None
+    own_phase: str = ""
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None  # of an env runner, where it is a smaller one
     training_model: torch.nn.Module | None = None  # of ``forward_train``, where it is a larger one
@@ -116,7 +119,9 @@ class Target:
                 model.to(device)
 
     def default_phases(self) -> tuple[str, ...]:
-        """The two phases that are tuned when nobody asks for others."""
+        """The phases that are tuned when nobody asks for others."""
+        if self.own_phase:
+            return (self.own_phase,)
         forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
         if not any(p.requires_grad for p in self.model.parameters()):
             return (forward,)

@@ -25,6 +25,7 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory, telemetry
 from autocompile.trial.measure.timing import block
 from autocompile.trial.target.calls import Calls, in_words, kinds, shape_of
+from autocompile.trial.target.own_step import demand_calls
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
@@ -105,11 +106,13 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
     inputs = inputs_of(target, phase, size, seed)
     result.during = None
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
-        _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw=1), result)
+        is_workload = isinstance(inputs, Calls)
+        _look_at_calls(inputs, inputs_of(target, phase, size, seed, int(not is_workload)), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
-    side.view(side.run())
+    is_own = PHASES[phase].is_own
+    side.view(demand_calls(side.model, side.run) if is_own else side.run())
     result.target["writes_buffers"][phase] = before != [b._version for b in buffers]
     for path, shape in _shapes_in(inputs).items():
         if shape != (was := shapes.get(path)):
@@ -124,11 +127,19 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
 
 
 def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
-    """What differs between the calls; where one is timed and others may differ, a sentence."""
+    """What differs between the calls; where one is timed and others may differ, a sentence.
+
+    ``others`` are inputs with another seed, or of a workload those with the same one.
+    """
     assert result.target is not None
     if isinstance(inputs, Calls):
         groups = kinds(inputs)
         result.target["workload"] = {"calls": len(inputs), "kinds": len(groups)}
+        if [*map(shape_of, inputs)] != [*map(shape_of, others)]:
+            result.target["choices"]["shapes"] = (
+                "get_calls() gives other shapes each time, although Python, NumPy and torch have "
+                "the same seed, so each process measures others: seed what draws them"
+            )
         if len(inputs) == MOST:
             result.target["choices"]["calls"] = f"the first {MOST} of them"
     elif inputs is not None and shape_of(inputs) != shape_of(others):

@@ -200,7 +200,9 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
     """
     eager = verifier.eager
     groups = [g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups]
-    if not groups or not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
+    if verifier.compares_updates or not groups:
+        return
+    if not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
         return
     rates = [float(g["lr"]) for g in groups]
     eager.restore()

@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from autocompile.errors import TargetError, first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import TRAIN_STEP, phase_of
+from autocompile.settings.phases import STEP, TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
@@ -79,6 +79,7 @@ _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same
 _ROUNDINGS = 4  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+_FEW_KINDS = 3  # of calls of a workload that are compared many times; each kind is twice
 _MOST_KINDS = 12  # of calls of a workload that are compared in training
 
 _Reference = Callable[[], View | None] | None
@@ -100,6 +101,8 @@ class Verifier:
         expected: eager's view of the first call; of a step without gradients once it is compared.
         noise: the largest relative difference between two equal eager runs.
         check: the user's ``check``, if it compares the outputs.
+        compares_updates: of a user's own step what it makes of the parameters is compared, since
+            its gradients do not tell what its optimizer does.
     """
 
     def __init__(
@@ -114,19 +117,15 @@ class Verifier:
     ) -> None:
         self._target, self._phase, self._seed = target, phase, seed
         self._pass = batches[0]
-        self._batches: tuple[Any, ...] = batches
         self._why_no_reference = ""
-        self._is_forward, self._steps = phase_of(phase).is_forward, phase_of(phase).steps
-        if self._steps and isinstance(self._pass, Calls):
-            # A pass steps many times, and each step is compared by its own gradients: one call of
-            # each kind, and at least two calls.
-            groups = kinds(self._pass)[:_MOST_KINDS]
-            each = tuple(self._pass[group[0]] for group in groups)
-            self._batches = each if len(each) > 1 else (*each, first_call(batches[1]))
+        self._steps = phase_of(phase).steps
+        self._batches = self._compared(*batches)
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
-        self.eager = self.another_side(precision)
         self._precision = precision
+        self.compares_updates = False
+        self.compares_updates = phase == STEP and not self._follows_gradients()
+        self.eager = self.another_side(precision)
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
         self.check = target.check if "outputs" in self.expected else None
@@ -148,6 +147,32 @@ class Verifier:
         self._is_random = self._depends_on_seed()
         notes += self._about_eager()
         self._expected = [] if self._steps else self._expected
+
+    def _compared(self, first: Any, second: Any) -> tuple[Any, ...]:
+        """What is compared of two batches: of passes, each kind of call and not each call.
+
+        The kinds stand in the order of first use, in which the calls of a pass compile.
+        """
+        if not isinstance(first, Calls):
+            return first, second
+        where = [group[0] for group in kinds(first)]
+        if self._steps:  # each step is compared by its own gradients
+            each = tuple(first[n] for n in where[:_MOST_KINDS])
+            return each if len(each) > 1 else (*each, first_call(second))
+        # Most comparisons are of the first batch, so that has few.
+        return Calls(first[n] for n in where[:_FEW_KINDS]), Calls(second[n] for n in where)
+
+    def _follows_gradients(self) -> bool:
+        """Whether the gradients that a user's own step leaves are those that its optimizer used.
+
+        Not where it accumulates over calls, steps twice, clears them or changes its learning rate.
+        """
+        side, fresh, check = self.another_side(), self.another_side(), StepCheck()
+        for index in range(2):
+            self.seeded_call(side, index)
+            if check.problem(fresh, side):
+                return False
+        return True
 
     def _about_eager(self) -> Iterator[str]:
         """Sentences for the user on how the sides are compared."""
@@ -191,7 +216,12 @@ class Verifier:
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
         # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self._batches[index % len(self._batches)])
+        return self._run(side, copy_inputs(self._batches[index % len(self._batches)]), index)
+
+    def _run(self, side: Side, inputs: Any, index: int) -> Any:
+        side.inputs = inputs
+        if self.compares_updates:
+            side.before = copies([*side.parameters.values()])
         seed_everything(self._seed + index)
         return side.run()
 
@@ -218,11 +248,8 @@ class Verifier:
             with self._side_in_float64(model) as side:
                 view: View = {}
                 for call in calls:
-                    side.inputs = pytree.tree_map(
-                        _double, copy_inputs(self._batches[call % len(self._batches)])
-                    )
-                    seed_everything(self._seed + call)
-                    view = side.view(side.run())
+                    inputs = copy_inputs(self._batches[call % len(self._batches)])
+                    view = side.view(self._run(side, pytree.tree_map(_double, inputs), call))
                 return copy_view(view)
         except Exception as error:
             self._why_no_reference = first_words(error)
@@ -297,10 +324,10 @@ class Verifier:
         if self._phase == TRAIN_STEP:
             self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
         fresh = self.another_side(self._precision)
-        self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 1")
+        self._demand_step(fresh, compiled, "call 1", self._exact_steps)
         self.seeded_call(compiled, 1)
         self._demand_unchanged(last.overwritten(), compiled, "call 2")
-        self._demand(self.steps.problem(fresh, compiled, self._exact_steps), "call 2")
+        self._demand_step(fresh, compiled, "call 2", self._exact_steps)
         del fresh
         self.steps.given.clear()
         last_index = max(2, len(self._batches) - 1)
@@ -319,6 +346,17 @@ class Verifier:
         got = compiled.view(self.seeded_call(compiled, index))
         self.demand(got, want, when, noise, partial(self._from_eager_in_float64, index))
         return want, got
+
+    def _demand_step(
+        self,
+        reference: Side,
+        compiled: Side,
+        when: str,
+        exact: Callable[[Sequence[Gradients]], Side | None] | None = None,
+    ) -> None:
+        """Check what the optimizer made of its gradients, where these are known."""
+        if not self.compares_updates:
+            self._demand(self.steps.problem(reference, compiled, exact), when)
 
     def _demand(self, problem: str | None, when: str) -> None:
         """Raise if there is a problem; say where no float64 run could tell it from rounding."""
@@ -339,16 +377,16 @@ class Verifier:
         if self.draws_otherwise(compiled):
             self.demand_repeats(compiled, when)
             compiled.adopt(self.eager)
-            got = compiled.view(self.seeded_call(compiled, 0))
+            got = compiled.view(self.seeded_call(compiled, 1))
         else:
-            noise = self._noise if self._is_forward else self.accepted
-            _, got = self._from_eagers_state(compiled, 0, when, noise)
+            noise = self.accepted if self._steps else self._noise
+            _, got = self._from_eagers_state(compiled, 1, when, noise)
         if self._steps:
             self.eager.restore()
-            self._demand(self.steps.problem(self.eager, compiled), when)
+            self._demand_step(self.eager, compiled, when)
             self.eager.restore()
         last = LastResults(got)
-        self.seeded_call(compiled, 1)
+        self.seeded_call(compiled, 0)
         self._demand_unchanged(last.overwritten(), compiled, "a call after the timing")
 
     def make_pass(self, compiled: Side) -> None:
@@ -360,7 +398,7 @@ class Verifier:
     def at_another_size(self, compiled: Side, inputs: Any) -> str:
         """Compare a call with inputs of another size; returns why eager cannot take them."""
         batches = self._batches
-        # A step is compared call by call, a forward pass with all results of a pass.
+        # A step is compared call by call, a forward pass with the results of several calls.
         self._batches = (inputs,) if self._steps else (Calls((inputs,)),)
         try:
             self.eager.restore()
@@ -382,7 +420,7 @@ class Verifier:
         Returns True; None if this cannot be checked: the phase is not a forward pass, or the output
         hardly depends on the weights.
         """
-        if not self._is_forward:
+        if self._steps:
             return None
         draws_otherwise, restless = self.draws_otherwise(compiled), self._restless()
         before = self.from_kept_state(self.eager)
@@ -528,7 +566,8 @@ class Verifier:
             return ""
         return (
             f"eager differs from itself by {unsteady:.1g}, so nothing can be compared with it "
-            "(what a call changes is put back in buffers and attributes of modules only)"
+            "(what a call changes is put back in buffers and attributes of modules, and in what "
+            "the step of get_step() closes over)"
         )
 
     def _refusal(self, want: View, got: View) -> str | None:

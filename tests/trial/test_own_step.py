@@ -1,0 +1,157 @@
+"""A user's own step in trials: what it returns and keeps is compared, and set back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Try
+
+from autocompile.settings.config import CompileConfig
+
+NET = """
+import copy
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return self.layer(x).relu() + WRONG
+
+MODEL = Net()
+def get_model(): return MODEL
+def get_inputs(): return torch.randn(4, 8)
+"""
+LIE = "(0.1 if torch.compiler.is_compiling() else 0)"
+CLIPPED = """
+def get_step(model, optimizer):
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach()
+    return step
+"""
+ACCUMULATED = """
+def get_step(model, optimizer):
+    calls, ema = 0, copy.deepcopy(model)
+    def step(x):
+        nonlocal calls
+        calls += 1
+        loss = model(x).square().mean()
+        loss.backward()
+        if calls % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for old, new in zip(ema.parameters(), model.parameters()):
+                    old.lerp_(new, 0.1)
+        return loss.item()
+    return step
+"""
+SCHEDULED = """
+def get_step(model, optimizer):
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+    return step
+"""
+CACHED = """
+def get_step(model):
+    cache, position = torch.zeros(16, 4, 8), 0
+    def step(x):
+        nonlocal position
+        cache[position] = model(x)
+        position = (position + 1) % 16
+        return cache.sum(0)
+    return step
+"""
+
+
+@pytest.fixture
+def write(work: Path) -> Any:
+    def write_(step: str, wrong: str = "0") -> None:
+        (work / "model.py").write_text(NET.replace("WRONG", wrong) + step)
+
+    return write_
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "scope"),
+    [
+        ("step", CLIPPED, "model"),
+        ("step", CLIPPED, "step"),
+        ("step", ACCUMULATED, "model"),
+        ("step", SCHEDULED, "model"),
+        ("inference_step", CACHED, "model"),
+        ("inference_step", CACHED, "step"),
+    ],
+)
+def test_a_step_is_right_with_a_compiler_and_wrong_with_a_lie(
+    write: Any, try_it: Try, phase: str, step: str, scope: str
+) -> None:
+    config = CompileConfig("aot_eager", scope=scope).to_dict()
+    write(step)
+    result = try_it("model.py", phase, config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    assert result["graphs"] > 0
+    write(step, LIE)
+    result = try_it("model.py", phase, config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output", result["message"]
+
+
+def test_a_number_that_the_step_counts_compiles_it_again(write: Any, try_it: Try) -> None:
+    write(ACCUMULATED)
+    config = CompileConfig("aot_eager", scope="step").to_dict()
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert "the number calls changes" in result["message"]
+
+
+def test_an_optimizer_that_does_not_step_is_found(write: Any, try_it: Try) -> None:
+    lie = "optimizer.step() if not torch.compiler.is_compiling() else None"
+    write(SCHEDULED.replace("optimizer.step()", lie, 1))
+    config = CompileConfig("aot_eager", scope="step").to_dict()
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output"
+    assert "updates" in result["message"]
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("def get_step(model): return None", "cannot be called"),
+        ("def get_step(model): return lambda x: MODEL(x)", "does not call the model"),
+        ("def get_step(model): raise ValueError('no cache')", "no cache"),
+    ],
+)
+def test_a_step_that_is_none_is_one_paragraph(
+    write: Any, try_it: Try, step: str, words: str
+) -> None:
+    write(step)
+    result = try_it("model.py", kind="probe", phases=["inference_step"])
+    assert words in result["message"]
+
+
+def test_the_step_of_the_file_is_what_is_tuned(write: Any, try_it: Try) -> None:
+    write(CLIPPED)
+    assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == ["step"]
+    write(CACHED)
+    assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == ["inference_step"]
+
+
+def test_what_is_kept_elsewhere_is_said(write: Any, try_it: Try) -> None:
+    """A file-level counter is no state that can be set back."""
+    text = "calls = [0.0]\ndef get_step(model):\n    def step(x):\n        calls[0] += 1\n"
+    write(text + "        return model(x) * calls[0]\n    return step\n")
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it("model.py", "inference_step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output"
+    assert "closes over" in result["message"]
