@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import autocompile
-from autocompile.settings.phases import PHASES
+from autocompile.settings.phases import PHASES, STEP
 
 PACKAGE = Path(autocompile.__file__).parent
 ROOT = PACKAGE.parent
@@ -26,7 +26,7 @@ MODULES = {
     for path in FILES
 }
 PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-LINES = 22_400  # of Python and templates
+LINES = 23_600  # of Python and templates
 STARTS = ("execute/starter.py", "ProcessStarter.start")
 # Files and folders of a run or of users, which the pages name too.
 MADE = {
@@ -277,4 +277,4 @@ def test_phases_are_named_in_their_table_only() -> None:
             continue
         tree = ast.parse(path.read_text("utf-8"))
         texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-        assert not texts & PHASES.keys(), path
+        assert not texts & (PHASES.keys() - {STEP}), path  # that is the name of a scope, too

@@ -1,7 +1,7 @@
 """Plain torch: lines to paste, with one comment of evidence for each phase.
 
-They use the names ``model``, ``optimizer`` and ``train_step``, and import autocompile only for what
-torch alone cannot do.
+They use the names ``model``, ``optimizer``, and ``train_step`` or ``step``, and import autocompile
+only for what torch alone cannot do.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ def _lines(report: Report, choice: Choice) -> list[str]:
         return []
     if uses_apply(report, config):
         return [_apply_line(choice)]
-    lines = written(config) + optimizer_lines(report, config)
+    # A step of the user's own may hold the optimizer already, so that is not made anew.
+    has_one = phase_of(choice.phase).is_own and config.scope == "step"
+    lines = written(config) + optimizer_lines(report, config, is_made=has_one)
     compiled, called = _names(choice)
     if not config.is_eager:
         lines += [f"{called} = {_compiled(config, compiled)}"]
@@ -259,14 +261,14 @@ def options(config: CompileConfig) -> str:
     return f"{{{', '.join(entries)}}}"
 
 
-def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
+def optimizer_lines(report: Report, config: CompileConfig, is_made: bool = False) -> list[str]:
     """Code that builds the user's optimizer with another implementation, or changes it.
 
     Empty for the default implementation. A change requires that the optimizer has not stepped.
     """
     if config.optimizer == "default":
         return []
-    if made := _made_optimizer(report, config):
+    if not is_made and (made := _made_optimizer(report, config)):
         return [f"optimizer = {made}"]
     change = f'group["lr"] = {_tensor(report, _RATE)}'
     if flags := OPTIMIZERS[config.optimizer]:

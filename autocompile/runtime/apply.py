@@ -37,8 +37,8 @@ def apply(
     in one process only.
 
     Args:
-        model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole, the
-            function that does the step.
+        model: an ``nn.Module`` or RLModule; for a step that is compiled as a whole, the function
+            that does the step.
         settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
             of several machines, the one that fits the device of the weights is taken.
         phase: may be left out if the settings have one forward phase.
@@ -79,11 +79,12 @@ def _demand_fit(
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
     more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
+    whole = phases.phase_of(phase).whole
     if is_module and is_whole:
         raise UsageError(
             f"the best setting of {phase} compiles the whole step, and a model was given: give the "
             "function that does the step",
-            hint=f'train_step = autocompile.apply(train_step, settings, "{phase}"{more})',
+            hint=f'{whole} = autocompile.apply({whole}, settings, "{phase}"{more})',
         )
     if not is_module and not (is_whole or config.is_eager):
         raise UsageError(

@@ -155,3 +155,15 @@ def test_what_is_kept_elsewhere_is_said(write: Any, try_it: Try) -> None:
     result = try_it("model.py", "inference_step", config=config, batch_size=None)
     assert result["outcome"] == "wrong_output"
     assert "closes over" in result["message"]
+
+
+def test_a_decoder_with_a_static_cache(try_it: Try) -> None:
+    """A prompt and one-token steps are two kinds of calls of one workload."""
+    example = str(Path(__file__).parents[2] / "examples/decoder.py")
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it(example, "inference_step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    shapes = {kind["shape"]: kind["calls"] for kind in result["kinds"]}
+    assert shapes == {"1×1": 48, "1×24": 1, "1×57": 1, "1×33": 1}
+    assert result["graph_breaks"] == 0
+    assert result["weights_live"]

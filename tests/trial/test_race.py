@@ -46,6 +46,15 @@ def get_inputs(batch_size):
 def get_optimizer(model):
     return torch.optim.Adam(model.parameters())
 
+def get_step(model, optimizer):
+    def step(inputs):
+        optimizer.zero_grad()
+        loss = model(*inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+    return step
+
 def raising(error):
     def backend(graph, inputs):
         raise error
@@ -356,6 +365,22 @@ def test_exported_code_is_what_runs_and_is_verified(
     assert outcomes(result) == [outcome]
     if "seen" in code:
         assert sum(each["calls"] for each in SEEN) > ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("code", "scope"),
+    [
+        ('model = torch.compile(model, backend="seen")', "model"),
+        ('step = torch.compile(step, backend="seen")', "step"),
+        (f"{MAKE}fused=True)\nmodel = torch.compile(model, backend='seen')", "model"),
+    ],
+)
+def test_exported_code_surrounds_a_step_of_ones_own(
+    try_it: Try, net: Path, code: str, scope: str
+) -> None:
+    request = exported(code, CompileConfig("honest", scope=scope), phase="step")
+    assert outcomes(try_it(net, **request)) == [OK]
+    assert sum(each["calls"] for each in SEEN) > ROUNDS
 
 
 @pytest.mark.usefixtures("_newer_switches")

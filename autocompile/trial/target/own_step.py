@@ -59,15 +59,19 @@ class KeptState:
 
     Tensors are known by where they are at first: a list of losses may grow, a cache may not.
 
+    Args:
+        given: what it was made of, whose state is known.
+
     Attributes:
         optimizers: those that it has made itself.
     """
 
-    def __init__(self, step: Step, model: torch.nn.Module, optimizer: Any = None) -> None:
-        self._step, self._known = step, (model, optimizer)
-        self.optimizers: list[torch.optim.Optimizer] = []
+    def __init__(self, step: Step, *given: Any) -> None:
+        self._step, self._given = step, {id(x) for x in given}
         self._names = [*self._tensors()]
-        self.optimizers = [x for x in self._reached() if isinstance(x, torch.optim.Optimizer)]
+        values = (value for each in self.dictionaries() for value in each.values())
+        made = {id(x): x for x in values if isinstance(x, torch.optim.Optimizer)}
+        self.optimizers = [x for key, x in made.items() if key not in self._given]
 
     def tensors(self) -> list[torch.Tensor]:
         now = self._tensors()
@@ -85,12 +89,8 @@ class KeptState:
             if isinstance(value, torch.Tensor)
         }
 
-    def _reached(self) -> list[Any]:
-        return [value for each in self._containers().values() for value in each.values()]
-
     def _containers(self) -> dict[str, MutableMapping[Any, Any]]:
-        seen = {id(x) for x in self._known}
-        return dict(_walk(self._step, "step", seen, _DEPTH))
+        return dict(_walk(self._step, "step", {*self._given}, _DEPTH))
 
 
 def _walk(

@@ -330,16 +330,14 @@ def _compare_training(
     """
 
     def view(output: Any) -> View:
-        gradients: View = {"gradients": _gradients(parameters)}
-        if not result:
-            return gradients
-        view = {result: output, **gradients, "buffers": dict(side.model.named_buffers())}
-        if side.own_step:
-            view["state"] = side.own_step.tensors()
+        changes: View = {"gradients": _gradients(parameters)}
         if side.before is not None:
             pairs = zip(parameters.items(), side.before, strict=True)
-            view["updates"] = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
-        return view
+            changes = {"updates": {n: p.detach() - old.to(p.device) for (n, p), old in pairs}}
+        if not result:
+            return changes
+        view = {result: output, **changes, "buffers": dict(side.model.named_buffers())}
+        return view | ({"state": side.own_step.tensors()} if side.own_step else {})
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]

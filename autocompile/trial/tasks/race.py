@@ -21,7 +21,7 @@ from autocompile.protocol import requests
 from autocompile.protocol.requests import ExportedCode, RaceRequest, RaceResult
 from autocompile.runtime.applying import process_of, process_state
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import TunedSet
 from autocompile.store.record import AT_WORK, Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
@@ -229,10 +229,9 @@ def exported_side(
         FORWARD: (lambda m, x: m.forward_train(x)) if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
-    is_own, is_whole = phase_of(phase).is_own, config.scope == "step"
-    if is_own and is_whole:
-        assert target.make_step
-        names["step"] = target.make_step(side.model, names["optimizer"])
+    is_own, is_whole = phase == target.own_phase, config.scope == "step"
+    if target.make_step and is_own and is_whole:
+        names["step"] = own_step = target.make_step(side.model, names["optimizer"])
     (folder / "tuned.json").write_text(TunedSet((exported.settings,)).to_json(), "utf-8")
     usual, here = process_state(), os.getcwd()
     os.chdir(folder)
@@ -250,12 +249,11 @@ def exported_side(
         side.unit = lambda inputs: call_model(names["model"], inputs)
     elif phase == TRAIN_STEP:
         side.unit = names[TRAIN_STEP]
-    elif is_own:
-        assert target.make_step
+    elif target.make_step and is_own:
         if not is_whole:
-            names["step"] = target.make_step(names["model"], names["optimizer"])
+            names["step"] = own_step = target.make_step(names["model"], names["optimizer"])
         side.unit = names["step"]
-        side.own_step = KeptState(side.unit, side.model, names["optimizer"])
+        side.own_step = KeptState(own_step, side.model, names["model"], names["optimizer"])
     elif phase == OPTIMIZER_STEP:
         step = names.get("step") or (lambda: names["optimizer"].step())
         side.unit = lambda _: step()

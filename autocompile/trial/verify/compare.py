@@ -1,8 +1,8 @@
 """Compares a compiled side's view with eager's.
 
-``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` by their root
-mean square, since single elements of a gradient may be rounding noise. Where a tolerance fails,
-what eager's own rounding moves decides, then a float64 run.
+``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` and ``updates``
+by their root mean square, since single elements of them may be rounding noise. Where a tolerance
+fails, what eager's own rounding moves decides, then a float64 run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MULTIPLE = 3.0  # of what eager's own rounding moves
 # Of a result of so few numbers, such as the loss: by chance no try may move them much.
 _FEW, _MULTIPLE_OF_FEW = 4, 10.0
 _LONGER = 0.02  # than eager's may be a gradient, at least
-_GRADIENTS = "['gradients']"
+_GRADIENTS = ("['gradients']", "['updates']")  # a view has one of them
 _MEAN, _VARIANCE = "running_mean']", "running_var']"  # of normalizing layers
 
 Leaves = list[tuple[str, Any]]
@@ -192,7 +192,7 @@ def _noise_floors(leaves: Leaves, pairs: Mapping[str, _Pair]) -> Callable[[str],
 def _group(path: str) -> str:
     """All gradients, the mean and variance of one module, or nothing."""
     if path.startswith(_GRADIENTS):
-        return _GRADIENTS
+        return _GRADIENTS[0]
     return path.rpartition("running_")[0] if path.endswith((_MEAN, _VARIANCE)) else ""
 
 
@@ -476,4 +476,5 @@ def _as_good_as_eager(
 
 
 def _whole_error(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    return _pairs_of([(_GRADIENTS, expected)], [(_GRADIENTS, actual)])[ALL].error()
+    path = _GRADIENTS[0]
+    return _pairs_of([(path, expected)], [(path, actual)])[ALL].error()

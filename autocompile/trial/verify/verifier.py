@@ -79,6 +79,7 @@ _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same
 _ROUNDINGS = 4  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+_CHANGES = ("gradients", "updates")  # as large as the model
 _FEW_KINDS = 3  # of calls of a workload that are compared many times; each kind is twice
 _MOST_KINDS = 12  # of calls of a workload that are compared in training
 
@@ -142,7 +143,8 @@ class Verifier:
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
         self._movement: Movement | None = None
-        self._has_gradients = phase_of(phase).has_backward and "gradients" in self.expected
+        has_changes = any(name in self.expected for name in _CHANGES)
+        self._has_gradients = phase_of(phase).has_backward and has_changes
         self._repeatable: View = {}  # what a side with its own draws gives for one seed
         self._is_random = self._depends_on_seed()
         notes += self._about_eager()
@@ -320,7 +322,7 @@ class Verifier:
         last = LastResults(first)
         del first
         if not self._is_random:  # else a side that draws like eager is compared later
-            self.expected = without(self.expected, "gradients")
+            self.expected = without(self.expected, *_CHANGES)
         if self._phase == TRAIN_STEP:
             self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
         fresh = self.another_side(self._precision)
@@ -519,7 +521,7 @@ class Verifier:
         """Eager's view of a call from its kept state; gradients of a step are its own tensors."""
         self.eager.restore()
         view = self.eager.view(self.seeded_call(self.eager, index))
-        not_copied = ("gradients",) if self._steps else ()  # they are as large as the model
+        not_copied = _CHANGES if self._steps else ()  # they are as large as the model
         return {**view, **copy_view(without(view, *not_copied))}
 
     def _pairs(self) -> Iterator[tuple[View, View]]:
@@ -553,7 +555,7 @@ class Verifier:
         for _, view, lost in self._first_views(side, self.seeded_call(side, 0)):
             self._eager_overwrites.update(lost)
             # Of later steps nothing is compared: they are made again from the kept state.
-            views.append(copy_view(without(view, "gradients") if self._steps and views else view))
+            views.append(copy_view(without(view, *_CHANGES) if self._steps and views else view))
         return views
 
     def _why_incomparable(self) -> str:
@@ -688,12 +690,12 @@ def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
         return
     verifier.demand_repeats(compiled, "when the same seed is set again")
     began, sides = time.monotonic(), (verifier.eager, compiled)
-    want, got = (without(verifier.from_kept_state(side), "gradients") for side in sides)
+    want, got = (without(verifier.from_kept_state(side), *_CHANGES) for side in sides)
     restless, differ, follows = set[str](), 0, False
     for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
         if time.monotonic() - began > _MOST_S:
             break
-        views = [without(verifier.from_kept_state(side, call), "gradients") for side in sides]
+        views = [without(verifier.from_kept_state(side, call), *_CHANGES) for side in sides]
         ours, theirs = differences(want, views[0]), differences(got, views[1])
         restless |= {path for path, apart in ours.items() if apart}
         differ, follows = differ + any(ours.values()), follows or any(theirs.values())
