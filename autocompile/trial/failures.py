@@ -10,6 +10,7 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
+from autocompile.settings.config import EAGER
 from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.trial.measure.telemetry import recompile_reasons
 
@@ -19,6 +20,8 @@ _REFUSED = re.compile(
     r"unexpected keyword argument|Unrecognized mode|Unexpected optimization option"
     r"|Invalid backend|is only supported|not supported on this|Cannot find a working triton"
 )
+_OTHER_SHAPE = re.compile(r" has shape \(")
+_UNPAD = "results of padded calls keep the padded shape: define unpad(outputs, size) beside pad()"
 
 
 class Failed(Exception):
@@ -74,6 +77,9 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
     """Put the outcome and the words of an exception at a step into a result."""
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
+        config = getattr(result, "config", EAGER)
+        if config.buckets and not config.unpads and _OTHER_SHAPE.search(result.message):
+            result.message += f"; {_UNPAD}"
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
