@@ -188,7 +188,7 @@ def _no_freezing(place: Place) -> str:
 
 def _some_limits(place: Place) -> tuple[int | None, ...]:
     """A limit is needed where there are more shapes than torch makes programs for."""
-    most = max(place.kinds, *(len(edges) for _, _, edges, _ in place.buckets))
+    most = max((place.kinds, *(len(edges) for _, _, edges, _ in place.buckets)))
     if most <= _LIMIT:
         return (None,)
     return (None, 1 << most.bit_length())  # a power of two, so that a few more fit
@@ -237,6 +237,8 @@ def _read_buckets(value: Any) -> tuple[Any, ...]:
 def _takes_marks(config: CompileConfig, place: Place) -> str:
     if config.dynamic is not None:
         return "marks of axes are for dynamic=None"
+    if not config.entry.by_inductor:  # where a compile takes long
+        return "axes are marked for Inductor only"
     return "the inputs of blocks are not marked" if config.scope == "regional" else ""
 
 
