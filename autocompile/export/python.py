@@ -188,23 +188,14 @@ def _isolates(report: Report, config: CompileConfig) -> bool:
     return config.isolates_recompiles and tuple(map(int, version)) >= (2, 13)
 
 
-def _marks(config: CompileConfig) -> list[str]:
-    """What it does in plain torch, where the inputs have names."""
-    if any(not isinstance(name, str) for name, *_ in config.mark_dynamic):
-        return []
-    return [
+def _notes(config: CompileConfig) -> list[str]:
+    """What marks are in plain torch, where the inputs have names, and whence the functions are."""
+    marks = [
         f"# before calls: torch._dynamo.mark_dynamic({name}, {axis}, min={low}, max={high})"
         for name, axis, low, high in config.mark_dynamic
+        if isinstance(name, str)
     ]
-
-
-def _padding(config: CompileConfig) -> list[str]:
-    names = " and ".join(_padding_names(config))
-    return [f"# {names}: of the file that was tuned"] if names else []
-
-
-def _padding_names(config: CompileConfig) -> list[str]:
-    return ["pad"] * bool(config.buckets) + ["unpad"] * config.unpads
+    return marks + [f"# {name}(): of the file that was tuned" for name in config.padding]
 
 
 def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str]:
@@ -212,7 +203,7 @@ def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str
     if choice.config is None:
         return []
     if uses_apply(report, choice.config):
-        notes = [file_note(report), *_marks(choice.config), *_padding(choice.config)]
+        notes = [file_note(report), *_notes(choice.config)]
         return ["import autocompile", *(notes if with_note else ())]
     known = choice.config.entry
     lines = ["import os"] if known.variables else []
@@ -251,8 +242,7 @@ def _apply_line(choice: Choice) -> str:
         given += f", batch_size={literal(choice.batch_size)}"
     if phase.steps:
         given += ", optimizer=optimizer"
-    for name in _padding_names(choice.config) if choice.config else ():
-        given += f", {name}={name}"
+    given += "".join(f", {name}={name}" for name in (choice.config or EAGER).padding)
     if choice.config is not None and choice.config.scope == "step":
         return f"{phase.whole} = autocompile.apply({phase.whole}, {given})"
     return f"autocompile.apply(model, {given})"

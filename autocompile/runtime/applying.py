@@ -364,15 +364,15 @@ def _is_untouched(config: CompileConfig) -> bool:
 def _demanded(
     config: CompileConfig, padding: Mapping[str, Callable[..., Any]]
 ) -> Mapping[str, Callable[..., Any]]:
-    needed = (("pad", "inputs"), *([("unpad", "outputs")] if config.unpads else []))
-    missing = [f"{name}({what}, size)" for name, what in needed if name not in padding]
-    if config.buckets and missing:
-        given = ", ".join(f"{name}={name}" for name, _ in needed)
-        raise UsageError(
-            f"the setting pads calls to sizes {', '.join(map(str, config.edges))}, and there is no "
-            f"{' and no '.join(missing)}: it is the function beside get_calls() of what was tuned",
-            hint=f"autocompile.apply(model, settings, {given})",
-        )
+    """The user's functions; a UsageError if one that a setting needs is missing."""
+    for name in config.padding:
+        if name not in padding:
+            given = ", ".join(f"{each}={each}" for each in config.padding)
+            raise UsageError(
+                f"the setting pads calls to sizes {', '.join(map(str, config.edges))}, which needs "
+                f"{name}(..., size) of the file that was tuned",
+                hint=f"autocompile.apply(model, settings, {given})",
+            )
     return padding
 
 

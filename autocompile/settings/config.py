@@ -140,9 +140,9 @@ class CompileConfig:
         return self.buckets[2] if self.buckets else ()
 
     @property
-    def unpads(self) -> bool:
-        """Whether results of padded calls are cut back by the user's ``unpad``."""
-        return bool(self.buckets and self.buckets[3])
+    def padding(self) -> tuple[str, ...]:
+        """The functions of the user's that it needs."""
+        return ("pad", *(["unpad"] if self.buckets[3] else [])) if self.buckets else ()
 
     @functools.cached_property
     def is_plain_eager(self) -> bool:

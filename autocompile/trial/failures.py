@@ -21,6 +21,9 @@ _REFUSED = re.compile(
     r"|Invalid backend|is only supported|not supported on this|Cannot find a working triton"
 )
 _OTHER_SHAPE = re.compile(r" has shape \(")
+_CONSTANT = re.compile(
+    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
+)
 _UNPAD = "results of padded calls keep the padded shape: define unpad(outputs, size) beside pad()"
 
 
@@ -78,13 +81,17 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
         config = getattr(result, "config", EAGER)
-        if config.buckets and not config.unpads and _OTHER_SHAPE.search(result.message):
+        if config.padding == ("pad",) and _OTHER_SHAPE.search(result.message):
             result.message += f"; {_UNPAD}"
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
         why = (*recompile_reasons(), "no reason is known")[0]
         result.message = f"compiled anew until torch's limit, and eager from there: {why}"
+    if constant := _CONSTANT.search(str(error)):
+        result.message = "{} is a constant of the model, {}, and was marked dynamic".format(
+            *constant.groups()
+        )
     if isinstance(error, AutocompileError):
         result.message = what = error.what
         result.explained = {"what": what, "details": list(error.details), "hint": error.hint}

@@ -362,6 +362,9 @@ def test_marks_and_sizes_are_lines_of_ours_and_a_comment_says_what_plain_torch_d
     text = export(plain, "python")
     assert "mark_dynamic" not in text
     assert text.endswith('"forward", batch_size=16, pad=pad, unpad=unpad)\n')
+    for to in STACKS:
+        with pytest.raises(ExportError, match="no form for a setting that pads calls"):
+            export(plain, to)
 
 
 @pytest.mark.parametrize(
