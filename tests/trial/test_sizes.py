@@ -223,3 +223,14 @@ def test_a_limit_is_of_its_own_compile_alone() -> None:
 def test_a_file_keeps_both(tmp_path: Path) -> None:
     for config in (padded(), CompileConfig(mark_dynamic=MARKS)):
         assert CompileConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_inputs_of_a_whole_step_are_marked_in_their_dict(work: Path, try_it: Try) -> None:
+    write(work, SUM)
+    graphs = []
+    for marks in (MARKS, ()):
+        config = CompileConfig("aot_eager", scope="step", mark_dynamic=marks)
+        found = tried(try_it, config, "train_step")
+        assert found["outcome"] == "ok", found["message"]
+        graphs.append(found["graphs"])
+    assert graphs[0] < graphs[1]
