@@ -234,3 +234,18 @@ def test_inputs_of_a_whole_step_are_marked_in_their_dict(work: Path, try_it: Try
         assert found["outcome"] == "ok", found["message"]
         graphs.append(found["graphs"])
     assert graphs[0] < graphs[1]
+
+
+def test_exported_code_finds_the_functions_of_the_target(work: Path, try_it: Try) -> None:
+    write(work, EACH, PAD, UNPAD)
+    config = padded(unpads=True)
+    choice = Choice(config, None, {"value": 1.5}, 3)
+    tuned = Tuned({"forward": (choice,)}, describe(torch.device("cpu")), "model.py")
+    line = 'autocompile.apply(model, "tuned.json", "forward", pad=pad, unpad=unpad)'
+    code = {"code": f"import autocompile\n{line}", "settings": tuned.to_dict()}
+    side = {"number": 1, "config": config.to_dict(), "cache": "cache", "is_warm": True}
+    side["exported"] = code
+    limits = {"rounds": 1, "max_s": 5.0, "block_s": 0.001, "takes_turns": False}
+    more = {"kind": "race", "sides": [side], "batch_size": None, **limits}
+    (found,) = try_it("model.py", "forward", **more)["sides"]
+    assert found["outcome"] == "ok", found["message"]
