@@ -82,16 +82,20 @@ class Result:
             for name, config in self.config.items()
         }
 
-    def compile(self, model: Model, phase: str | None = None, optimizer: Any = None) -> Model:
+    def compile(
+        self, model: Model, phase: str | None = None, optimizer: Any = None, **padding: Any
+    ) -> Model:
         """Apply ``config`` of a phase in place, as :func:`autocompile.apply` does.
 
-        A phase may be left out if the run has one forward phase.
+        ``pad`` and ``unpad`` are as there. A phase may be left out if the run has one forward
+        phase.
         """
         from autocompile.runtime.apply import apply
 
         asked = [n for n in self.best if n == phase or (phase is None and phase_of(n).is_forward)]
         size = self.best[asked[0]].batch_size if asked else None
-        applied: Any = apply(model, self, phase, batch_size=size, optimizer=optimizer)  # type: ignore[type-var]
+        given = {"batch_size": size, "optimizer": optimizer, **padding}
+        applied: Any = apply(model, self, phase, **given)  # type: ignore[type-var]
         return applied  # type: ignore[no-any-return]
 
     def apply_to(self, algorithm_config: Any) -> Any:

@@ -163,7 +163,7 @@ def code_line(report: Report, choice: Choice) -> str:
         if config.optimizer != "compiled":
             lines.append(_made_optimizer(report, config) or f"optimizer(..., {flags})")
     if not config.is_eager:
-        lines.append(_compiled(config, _names(choice)[0]))
+        lines.append(_compiled(report, config, _names(choice)[0]))
     more = [
         f"environment {value}" if d.name == "environment" else d.label(value)
         for d, value in config.changed()
@@ -177,7 +177,25 @@ def code_line(report: Report, choice: Choice) -> str:
 def uses_apply(report: Report, config: CompileConfig) -> bool:
     """Whether plain torch has no such line, as for frozen weights, blocks and an RLModule."""
     words = ("regional", "compiled")
+    if config.recompile_limit and not _isolates(report, config):
+        return True  # an older torch.compile() may not take the limit
     return is_rl(report) or any(d.needs_apply or v in words for d, v in config.changed())
+
+
+def _isolates(report: Report, config: CompileConfig) -> bool:
+    """Whether its limit is of its own compile, which ``torch.compile`` of 2.13 knows."""
+    version = re.findall(r"\d+", str(environment_of(report, config).get("torch")))[:2]
+    return config.isolates_recompiles and tuple(map(int, version)) >= (2, 13)
+
+
+def _notes(config: CompileConfig) -> list[str]:
+    """What marks are in plain torch, where the inputs have names, and whence the functions are."""
+    marks = [
+        f"# before calls: torch._dynamo.mark_dynamic({name}, {axis}, min={low}, max={high})"
+        for name, axis, low, high in config.mark_dynamic
+        if isinstance(name, str)
+    ]
+    return marks + [f"# {name}(): of the file that was tuned" for name in config.padding]
 
 
 def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str]:
@@ -185,7 +203,8 @@ def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str
     if choice.config is None:
         return []
     if uses_apply(report, choice.config):
-        return ["import autocompile", *[file_note(report)] * with_note]
+        notes = [file_note(report), *_notes(choice.config)]
+        return ["import autocompile", *(notes if with_note else ())]
     known = choice.config.entry
     lines = ["import os"] if known.variables else []
     lines += [f"os.environ.setdefault({quoted(n)}, {quoted(v)})" for n, v in known.variables]
@@ -206,7 +225,7 @@ def _lines(report: Report, choice: Choice) -> list[str]:
     lines = written(config) + optimizer_lines(report, config, is_made=has_one)
     compiled, called = _names(choice)
     if not config.is_eager:
-        lines += [f"{called} = {_compiled(config, compiled)}"]
+        lines += [f"{called} = {_compiled(report, config, compiled)}"]
         compiled = called
     if config.autocast != "none":
         kind = quoted(device_of(report).split(":")[0])
@@ -225,6 +244,7 @@ def _apply_line(choice: Choice) -> str:
         given += f", batch_size={literal(choice.batch_size)}"
     if phase.steps:
         given += ", optimizer=optimizer"
+    given += "".join(f", {name}={name}" for name in (choice.config or EAGER).padding)
     if choice.config is not None and choice.config.scope == "step":
         return f"{phase.whole} = autocompile.apply({phase.whole}, {given})"
     return f"autocompile.apply(model, {given})"
@@ -244,10 +264,12 @@ def written(config: CompileConfig, *places: str) -> list[str]:
     return [d.line(value) for d, value in found if d.line]
 
 
-def _compiled(config: CompileConfig, function: str) -> str:
+def _compiled(report: Report, config: CompileConfig, function: str) -> str:
     given = {name: literal(value) for name, value in config.compile_kwargs().items()}
     if config.backend == "inductor":
         del given["backend"]
+    if _isolates(report, config):
+        given["isolate_recompiles"] = "True"
     if config.guards != "all":
         given["options"] = options(config)
     return f"torch.compile({', '.join((function, *(f'{k}={v}' for k, v in given.items())))})"

@@ -152,7 +152,7 @@ def _phase(
     workload = run["target"].get("workload") if has_batch else None
     return PhaseResult(
         verdict=verdict,
-        workload=Workload(**workload) if workload else None,
+        workload=Workload(calls=workload["calls"], kinds=workload["kinds"]) if workload else None,
         horizon=run["plan"].get("horizon"),
         calls=tuple(best.record.kinds or ()) if best else (),
         role=phase_of(name).role,

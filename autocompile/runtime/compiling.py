@@ -51,6 +51,8 @@ def compile_function(
     if config.recompile_limit and "recompile_limit" not in _ARGUMENTS:  # torch 2.11 has none
         limit = max(kwargs.pop("recompile_limit"), torch._dynamo.config.recompile_limit)
         torch._dynamo.config.recompile_limit = limit
+    elif config.isolates_recompiles and "isolate_recompiles" in _ARGUMENTS:
+        kwargs["isolate_recompiles"] = True
     if config.guards != "all":
         guards = getattr(torch.compiler, GUARD_FILTERS[config.guards])
         kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}

@@ -332,6 +332,8 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
 
 def _place(phase: str, probe: ProbeResult) -> Place:
     target = probe.target
+    work = target.get("workload", {}) if phase_of(phase).has_batch_size else {}
+    sizes = {} if phase_of(phase).is_own else work  # what a step gives the model is not known
     return Place(
         phase,
         probe.environment["device"].split(":")[0],
@@ -340,7 +342,9 @@ def _place(phase: str, probe: ProbeResult) -> Place:
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
         target.get("writes_buffers", {}).get(phase, False),
-        target.get("workload", {}).get("kinds", 1) if phase_of(phase).has_batch_size else 1,
+        work.get("kinds", 1),
+        tuple(sizes.get("mark_dynamic", ())),
+        tuple(sizes.get("buckets", ())),
     )
 
 
@@ -455,7 +459,7 @@ def _values(
     dimension: Dimension, wanted: SearchSpace, place: Place, dropped: Counter[str]
 ) -> tuple[Any, ...]:
     """What is asked for, each value once, or what is tried by itself."""
-    if (asked := getattr(wanted, dimension.asked)) is not None:
+    if (asked := getattr(wanted, dimension.asked, None)) is not None:
         return tuple(dict.fromkeys(asked))
     every = dimension.tried(place)
     reason = dimension.missing(place)

@@ -10,6 +10,7 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
+from autocompile.settings.config import EAGER
 from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.trial.measure.telemetry import recompile_reasons
 
@@ -19,6 +20,11 @@ _REFUSED = re.compile(
     r"unexpected keyword argument|Unrecognized mode|Unexpected optimization option"
     r"|Invalid backend|is only supported|not supported on this|Cannot find a working triton"
 )
+_OTHER_SHAPE = re.compile(r" has shape \(")
+_CONSTANT = re.compile(
+    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
+)
+_UNPAD = "results of padded calls keep the padded shape: define unpad(outputs, size) beside pad()"
 
 
 class Failed(Exception):
@@ -74,11 +80,18 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
     """Put the outcome and the words of an exception at a step into a result."""
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
+        config = getattr(result, "config", EAGER)
+        if config.padding == ("pad",) and _OTHER_SHAPE.search(result.message):
+            result.message += f"; {_UNPAD}"
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
         why = (*recompile_reasons(), "no reason is known")[0]
         result.message = f"compiled anew until torch's limit, and eager from there: {why}"
+    if constant := _CONSTANT.search(str(error)):
+        result.message = "{} is a constant of the model, {}, and was marked dynamic".format(
+            *constant.groups()
+        )
     if isinstance(error, AutocompileError):
         result.message = what = error.what
         result.explained = {"what": what, "details": list(error.details), "hint": error.hint}

@@ -350,6 +350,38 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
             export(plain, to)
 
 
+def test_marks_and_sizes_are_lines_of_ours_and_a_comment_says_what_plain_torch_does(
+    plain: Report,
+) -> None:
+    change_config(plain, "forward", mark_dynamic=[["ids", 1, 9, 256], ["mask", 1, 9, 256]])
+    text = export(plain, "python")
+    assert "\n# before calls: torch._dynamo.mark_dynamic(mask, 1, min=9, max=256)\n" in text
+    assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
+    sizes = {"dynamic": False, "buckets": ["ids", 1, [16, 32], True]}
+    change_config(plain, "forward", mark_dynamic=[[0, 1, 9, 256]], **sizes)
+    text = export(plain, "python")
+    assert "mark_dynamic" not in text
+    assert text.endswith('"forward", batch_size=16, pad=pad, unpad=unpad)\n')
+    for to in STACKS:
+        with pytest.raises(ExportError, match="no form for a setting that pads calls"):
+            export(plain, to)
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        ("2.13.0+cpu", "dynamic=False, recompile_limit=32, isolate_recompiles=True)\n"),
+        ("2.11.0", 'autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n'),
+    ],
+)
+def test_a_limit_is_of_its_own_compile_where_torch_knows_that(
+    plain: Report, torch: str, said: str
+) -> None:
+    plain["environment"]["torch"] = torch
+    change_config(plain, "forward", mode="default", dynamic=False, recompile_limit=32)
+    assert export(plain, "python").endswith(said)
+
+
 @pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_refuse_what_is_no_forward_pass_and_point_elsewhere(
     to: str, rl: Report, plain: Report

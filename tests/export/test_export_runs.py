@@ -47,6 +47,17 @@ def counting(graph, inputs):
     print("counting backend called")
     return graph.forward
 """
+PADDING = """
+import __main__
+
+def pad(inputs, size):
+    return torch.nn.functional.pad(inputs, (0, 0, 0, size - len(inputs)))
+
+def unpad(outputs, size):
+    return outputs[:size]
+
+__main__.pad, __main__.unpad = pad, unpad
+"""
 RL_CONFIG = """
 from gymnasium.spaces import Box, Discrete
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -303,6 +314,24 @@ with torch.no_grad():
             ["True high", "graphs 1"],
         ),
         ({"backend": "inductor", "freezing": True}, WIDE, FOLLOWS, ["False True"]),
+        (
+            {"mark_dynamic": [[None, 0, 2, 64]]},
+            MODEL,
+            "for n in (5, 9, 2): model(torch.zeros(n, 4))",
+            ["graphs 1"],
+        ),
+        (
+            {"dynamic": False, "recompile_limit": 16},  # the same with torch's limit is 8
+            MODEL,
+            "for n in range(2, 14): model(torch.zeros(n, 4))",
+            ["graphs 12"],
+        ),
+        (
+            {"dynamic": False, "buckets": [None, 0, [4, 8], True]},
+            PADDING + MODEL,
+            "for n in range(1, 8): print(len(model(torch.zeros(n, 4))))",
+            [*"1234567", "graphs 2"],
+        ),
     ],
 )
 def test_the_forward_pass_runs_with_its_setting(

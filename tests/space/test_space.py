@@ -21,6 +21,12 @@ OFFERED = ProbeResult(
 )
 CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
 BLOCKS = dataclasses.replace(CNN, regions="4 Block")
+LENGTHS = dataclasses.replace(
+    CNN,
+    kinds=12,
+    marks=(("ids", 1, 9, 256),),
+    buckets=(("ids", 1, (16, 64, 256), False), ("ids", 1, (24, 40, 64, 200), False)),
+)
 ADAM = Place("optimizer_step", "cpu", optimizers=("fused", "tensor_lr"))
 
 
@@ -120,6 +126,27 @@ def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None
     assert not why_not(dataclasses.replace(config, scope="model"), place)
 
 
+def test_calls_are_padded_for_static_shapes_and_marked_for_torchs_own_choice() -> None:
+    every = configs(space(LENGTHS, backends=("inductor", "onnxrt")))
+    padded, marked = ([c for c in every if getattr(c, n)] for n in ("buckets", "mark_dynamic"))
+    assert len(padded) == 2 * 2  # with and without channels_last
+    assert all((c.backend, c.dynamic, c.recompile_limit) == ("inductor", False, 16) for c in padded)
+    assert marked and all(c.dynamic is None and not c.buckets for c in marked)
+    assert not any(c.buckets or c.mark_dynamic for c in configs(space(CNN)))
+    on_gpu = dataclasses.replace(LENGTHS, device="cuda")
+    graphs = CompileConfig(
+        mode="reduce-overhead", dynamic=False, recompile_limit=16, buckets=LENGTHS.buckets[0]
+    )
+    assert (why_not(graphs, on_gpu), bool(why_not(graphs, LENGTHS))) == ("", True)
+
+
+def test_a_limit_has_room_for_every_size_that_calls_are_padded_to() -> None:
+    edges = tuple(1 << n for n in range(3, 13))
+    few = dataclasses.replace(LENGTHS, kinds=3, buckets=(("ids", 1, edges, False),))
+    (padded,) = {c.recompile_limit for c in configs(space(few)) if c.buckets}
+    assert padded == 16
+
+
 def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:
     found = space(precision=("default", "high"))
     assert {c.precision for c in configs(found)} == {"default", "high"}
@@ -217,7 +244,7 @@ def test_modes_that_options_leave_no_room_for_are_counted() -> None:
 def test_every_entry_of_the_tables_is_used() -> None:
     """A constraint that refuses nothing, or a dimension that is nowhere tried, is dead."""
     training = Place("train_step", "cuda", threads=4, optimizers=("fused",))
-    places = [CNN, ADAM, training, BLOCKS]
+    places = [CNN, ADAM, training, BLOCKS, LENGTHS]
     for dimension in DIMENSIONS:
         reasons = {dimension.missing(place) for place in places}
         for place in places:
@@ -228,4 +255,5 @@ def test_every_entry_of_the_tables_is_used() -> None:
         assert "" in reasons, dimension.name
         # Any backend takes these, in any phase and on any device.
         is_free = dimension.applied == "argument" or dimension.name in ("guards", "environment")
+        is_free &= dimension.name not in ("dynamic", "recompile_limit")  # for a count of shapes
         assert (len(reasons) > 1) is not is_free, dimension.name

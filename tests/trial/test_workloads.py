@@ -55,7 +55,8 @@ def test_a_workload_is_compared_and_timed(
 
 def test_the_probe_says_what_differs(target: Path, try_it: Try) -> None:
     probed = try_it("model.py", kind="probe", phases=["forward"])["target"]
-    assert probed["workload"] == {"calls": 4, "kinds": 3}
+    marks = [[None, 0, 3, 9]]
+    assert probed["workload"] == {"calls": 4, "kinds": 3, "mark_dynamic": marks, "buckets": []}
     assert probed["fixed_batch_size"] == 3 + 5 + 3 + 9
 
 

@@ -221,7 +221,7 @@ def make_side(
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == phases.FORWARD:
         model.eval()
-        apply_config(model, phase, config)
+        apply_config(model, phase, config, padding=target.padding)
         side.unit = functools.partial(call_model, model)
     elif phases.PHASES[phase].is_forward:
         apply_config(model, phase, config)
@@ -254,7 +254,10 @@ def make_side(
         if phase == phases.TRAIN_STEP:
             step = _training_step(target, model.train(), optimizer)
         is_whole = config.scope == "step"
-        applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
+        compiles = step if is_whole else model
+        applied: Any = apply_config(
+            compiles, phase, config, side.optimizers, padding=target.padding
+        )
         side.unit = applied if is_whole else step
         result = "loss" if phase == phases.TRAIN_STEP else ""
         _compare_training(side, _trained(model, optimizer), result)

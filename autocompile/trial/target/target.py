@@ -41,6 +41,8 @@ class Target:
     make_optimizer: Callable[[torch.nn.Module], Any] = lambda m: torch.optim.Adam(m.parameters())
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
+    # ``pad``, and ``unpad`` where there is one: the inputs and outputs of a call at another size.
+    padding: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     phase_inputs: dict[str, _Inputs] = field(default_factory=dict)  # in place of ``make_inputs``
     make_learner: Callable[[Any], Any] | None = None  # ``rllib.Updates`` of an AlgorithmConfig
     # Of the user's ``get_step``: from a model and an optimizer, and the phase that it gives.

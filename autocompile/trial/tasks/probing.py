@@ -17,6 +17,7 @@ from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
 from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
+from autocompile.runtime.sizes import parameters_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.calls import MOST
@@ -24,7 +25,7 @@ from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory, telemetry
 from autocompile.trial.measure.timing import block
-from autocompile.trial.target.calls import Calls, in_words, kinds, shape_of
+from autocompile.trial.target.calls import Calls, buckets, in_words, kinds, marks, shape_of
 from autocompile.trial.target.own_step import demand_calls
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
@@ -106,8 +107,8 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
     inputs = inputs_of(target, phase, size, seed)
     result.during = None
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
-        is_workload = isinstance(inputs, Calls)
-        _look_at_calls(inputs, inputs_of(target, phase, size, seed, int(not is_workload)), result)
+        draw = 0 if isinstance(inputs, Calls) else 1
+        _look_at_calls(target, inputs, inputs_of(target, phase, size, seed, draw), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
@@ -126,7 +127,7 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
         result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
 
 
-def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
+def _look_at_calls(target: Target, inputs: Any, others: Any, result: ProbeResult) -> None:
     """What differs between the calls; where one is timed and others may differ, a sentence.
 
     ``others`` are inputs with another seed, or of a workload those with the same one.
@@ -134,7 +135,13 @@ def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
     assert result.target is not None
     if isinstance(inputs, Calls):
         groups = kinds(inputs)
-        result.target["workload"] = {"calls": len(inputs), "kinds": len(groups)}
+        parameters = parameters_of(target.model.forward)
+        result.target["workload"] = {
+            "calls": len(inputs),
+            "kinds": len(groups),
+            "mark_dynamic": marks(inputs, parameters),
+            "buckets": buckets(inputs, parameters, target.padding),
+        }
         if [*map(shape_of, inputs)] != [*map(shape_of, others)]:
             result.target["choices"]["shapes"] = (
                 "get_calls() gives other shapes each time, although Python, NumPy and torch have "
