@@ -11,7 +11,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,8 @@ class _Race(Comparison):
         self.reference = ReferenceWork(self.target.device)
         seed = request.header.seed + request.number
         while running := [racer for racer in self.racers if not racer.has_ended]:
-            sides = [timed(self.eager), *map(self._watched, running)]
+            eager = timed(self.eager, request.header.percent)
+            sides = [eager, *map(self._watched, running)]
             whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
             with contextlib.suppress(_Dropped), whole:
                 with channel.exclusive():
@@ -168,7 +169,7 @@ class _Race(Comparison):
 
     def _watched(self, racer: _Racer) -> Timed:
         """A side for timing whose failure inside a block is its own outcome."""
-        timing = timed(racer.side)
+        timing = timed(racer.side, self.request.header.percent)
 
         @contextlib.contextmanager
         def context() -> Iterator[None]:
@@ -177,7 +178,7 @@ class _Race(Comparison):
             if racer.has_ended:
                 raise _Dropped
 
-        return Timed(timing.call, timing.restore, context)
+        return replace(timing, context=context)
 
 
 @contextlib.contextmanager

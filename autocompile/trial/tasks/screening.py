@@ -40,7 +40,8 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
         with trial.exclusive_on_cpu():
             trial.check_first_calls(output)
             reference = ReferenceWork(trial.target.device)
-            sides, synchronize = (timed(trial.eager), timed(trial.compiled)), trial.synchronize
+            percent, synchronize = request.header.percent, trial.synchronize
+            sides = timed(trial.eager, percent), timed(trial.compiled, percent)
             with channel.exclusive():
                 channel.step(Step.MEASURE)
                 trial.verifier.share_kept(trial.compiled)
