@@ -141,12 +141,13 @@ def verify(
     require: dict[Requirement, float] | None = None,
     budget_s: float = 120.0,
     device: str | None = None,
+    calls: str | None = None,
 ) -> Any:
     """Measure settings again beside eager mode: whether they are still right and the fastest.
 
     settings: a tuned.json, or a run. target: where the model is now, if it has moved. require: the
     least speedup, and the most graphs, recompiles and seconds of compiling; what is not met is
-    listed under unmet.
+    listed under unmet. calls: a file of autocompile record in place of the calls in the settings.
     """
     return verifying.verify(
         TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
@@ -155,6 +156,7 @@ def verify(
         budget_s=budget_s,
         device=device,
         progress=_Progress(context),
+        calls=Path(calls) if calls else None,
     )
 
 

@@ -137,7 +137,7 @@ def as_calls_grow(
         return 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
 
     def call_s(c: Candidate) -> float:
-        return c.call_s - (c.record.compile_s or 0.0) / passes
+        return c.call_s - compile_s(c) / passes
 
     turns = [(c, 0.0) for c in eager]
     while turns:

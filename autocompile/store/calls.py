@@ -58,17 +58,16 @@ class RecordedCalls:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RecordedCalls:
-        """Read what a file holds; a TypeError or ValueError if it is anything but data."""
-        calls = cls(
-            made(str, data.get("model"), "model"),
-            made(tuple[dict[str, Any], ...], data.get("distinct"), "distinct"),
-            made(tuple[int, ...], data.get("order"), "order"),
-        )
+        """Read the calls that a workload takes; a TypeError or ValueError if they are none."""
+        order = made(tuple[int, ...], data.get("order"), "order")[:MOST]
+        distinct = made(tuple[dict[str, Any], ...], data.get("distinct"), "distinct")
+        model = made(str, data.get("model"), "model")
+        calls = cls(model, distinct[: 1 + max(order, default=0)], order)
         if not calls.order or not all(0 <= n < len(calls.distinct) for n in calls.order):
             raise ValueError("order names no call, or one that is not there")
         for call in calls.distinct:
             _demand_value(made(list[Any], call.get("args"), "args"))
-            _demand_value({"dict": call.get("kwargs")})
+            _demand_value({"dict": made(dict[str, Any], call.get("kwargs"), "kwargs")})
         return calls
 
     def write(self, path: Path) -> None:

@@ -72,6 +72,9 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         # A dry run refuses what a run refuses.
         ("tune model.py --dry-run --memory-limit banana", ["'banana' is not a size (try 2GiB)"]),
         ("tune model.py --dry-run --max-latency soon", ["not a duration (try 5ms"]),
+        ("tune model.py --dry-run --max-latency p95=soon", ["not a duration (try 5ms"]),
+        ("tune model.py --max-latency p96=5ms", ["'p96' is none of p50, p95, p99"]),
+        ("tune model.py --objective p95 --horizon 9", ["p95 is about single calls", "--horizon"]),
         ("tune model.py --budget 1e999", ["'1e999' is not a duration"]),
         ("tune model.py --require-speedup nan", ["'nan' is not a number above 0 (try 1.05)"]),
         ("tune model.py --require-speedup 2m", ["'2m' is not a number above 0"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeExecutor, failed, measured
+from fakes import FakeExecutor, failed, measured, probed
 
 from autocompile.api import tune
 from autocompile.cli.options import numbers
@@ -21,6 +21,7 @@ from autocompile.commands.verify import (
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.store.calls import RecordedCalls
 
 FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}
@@ -190,3 +191,60 @@ def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
     done = typed("verify", "last", "--in-algorithm", "--json")
     assert done.returncode == 0, done.stderr
     assert [(one / "in_algorithm.json").exists() for one in runs] == [True, False]
+
+
+def recorded(*lengths: int, model: str = "Linear") -> RecordedCalls:
+    calls = [{"args": [{"tensor": {"shape": [n, 8], "dtype": "float32"}}]} for n in lengths]
+    distinct = [{**call, "kwargs": {}} for call in calls]
+    order = [*range(len(calls))]
+    return RecordedCalls.from_dict({"model": model, "distinct": distinct, "order": order})
+
+
+def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -> None:
+    def script(request: Mapping[str, Any]) -> Ending:
+        return measured(1.0 if request["config"]["backend"] == "eager" else 1.5)
+
+    facts = probed().payload["target"] | {"workload": {"calls": 3, "kinds": 2}}
+    calls = recorded(3, 5)
+    (target.parent / "other.json").write_text("")
+    recorded(7, 9).write(target.parent / "other.json")
+    for more, wanted in (({}, calls), ({"calls": "other.json"}, recorded(7, 9))):
+        executor = FakeExecutor(script, probe=probed(target=facts))
+        only = replace(settings(), calls=calls, objective="p95")
+        tune(target, executor=executor, only=only, trials=4, **more)
+        assert {r["percent"] for r in executor.requests} == {95}
+        assert all(RecordedCalls.from_dict(r["calls"]) == wanted for r in executor.requests)
+    executor = FakeExecutor(script)
+    result = tune(target, executor=executor, only=replace(settings(), horizon=500), trials=4)
+    assert {r.horizon for r in result.trials if r.role == "search"} == {500}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"calls": {"model": "Net", "distinct": [{"args": [{"code": "x"}], "kwargs": {}}]}},
+        {"calls": "import os"},
+        {"calls": {**vars(recorded(3)), "order": [4]}},
+        {"horizon": "long"},
+        {"objective": 95},
+    ],
+)
+def test_what_decided_is_read_as_data(work: Path, more: dict[str, Any]) -> None:
+    (work / "tuned.json").write_text(json.dumps({**settings().to_dict(), **more}))
+    with pytest.raises(UsageError, match="damaged"):
+        TunedSet.read("tuned.json")
+
+
+def test_the_command_verifies_at_the_percentile_of_recorded_calls(
+    work: Path, typed: Callable[..., Any]
+) -> None:
+    """Its target has inputs of one shape, of which there would be no percentile."""
+    (work / "net.py").write_text(NET)
+    kept = replace(settings(EAGER, 8), calls=recorded(3, 5), objective="p95")
+    (work / "tuned.json").write_text(TunedSet((kept,)).to_json())
+    done = typed("verify", "tuned.json", "--json", "--progress", "none", "--budget", "60s")
+    (one,) = json.loads(done.stdout)["checks"]
+    assert one["verdict"] in ("fastest", "default", "open"), done.stderr
+    recorded(3, 5, model="Other").write(work / "other.json")
+    told = typed("verify", "tuned.json", "--calls", "other.json", "--progress", "none")
+    assert told.returncode == 2 and "Other" in told.stderr, "the file goes before the settings"
