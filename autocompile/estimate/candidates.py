@@ -195,7 +195,8 @@ def extra_s(record: Record) -> float:
     Compiling counts where it is known for how many calls a program lives.
     """
     refresh_s, calls, passes = record.refresh_s, record.calls_per_update, record.horizon
-    refreshes = refresh_s / calls if refresh_s and calls else 0.0
+    a_pass = sum(kind.calls for kind in record.kinds or ()) or 1  # is what is measured
+    refreshes = refresh_s * a_pass / calls if refresh_s and calls else 0.0
     return refreshes + ((record.compile_s or 0.0) / passes if passes else 0.0)
 
 

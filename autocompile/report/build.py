@@ -440,11 +440,8 @@ def _best(
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
-    # Of a pass alone: a share of the compile time would count it twice, and a percentile is of some
-    # calls only.
-    saved = best.eager_call_s - best.call_s + extra_s(record)
-    if record.kinds and record.measurement and record.measurement.percent is not None:
-        saved = sum(kind.calls * (kind.eager_s - kind.call_s) for kind in record.kinds)
+    # Without a share of the compile time, which would count it twice.
+    saved = _of_a_pass(record, best.eager_call_s - best.call_s + extra_s(record))
     pays = saved > 0 and not is_eager
     return Best(
         **{name: getattr(record, name) for name in _OF_THE_BEST},
@@ -456,7 +453,7 @@ def _best(
         compile_s=0.0 if is_eager else record.compile_s,
         warm_compile_s=0.0 if is_eager else best.warm_compile_s,
         break_even_calls=round((record.compile_s or 0.0) / saved * calls) if pays else None,
-        calls_to_repay_refresh=_calls_to_repay(best),
+        calls_to_repay_refresh=_calls_to_repay(best, calls),
         confirmed_processes=best.sets,
         exported=_exported(best, exported),
         same_code=best.same_code,
@@ -486,10 +483,17 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     )
 
 
-def _calls_to_repay(best: Candidate) -> int | None:
+def _of_a_pass(record: Record, saved: float) -> float:
+    """Seconds that a pass saves; by its shapes where ``saved`` is of a percentile."""
+    if not record.kinds or record.measurement is None or record.measurement.percent is None:
+        return saved
+    return sum(kind.calls * (kind.eager_s - kind.call_s) for kind in record.kinds)
+
+
+def _calls_to_repay(best: Candidate, calls: int) -> int | None:
     """How many calls with the same weights it takes until constants have paid."""
     measured = best.record.measurement
     if not best.record.refresh_s or measured is None:
         return None
-    saved = measured.eager_call_s - measured.compiled_call_s
-    return math.ceil(best.record.refresh_s / saved) if saved > 0 else None
+    saved = _of_a_pass(best.record, measured.eager_call_s - measured.compiled_call_s)
+    return math.ceil(best.record.refresh_s / saved * calls) if saved > 0 else None

@@ -281,6 +281,7 @@ class Measurement:
     flags: tuple[str, ...] = ()  # eager_slowed if eager is slower next to the other side than alone
     leads: tuple[int, int] = (0, 0)  # untimed calls before a block, slowed by the other side
     percent: int | None = None  # the times are this percentile of a workload's calls, each alone
+    pass_s: float | None = None  # beside a percentile: of a whole compiled pass, about
 
     @functools.cached_property
     def speedup(self) -> Interval:
@@ -294,6 +295,11 @@ class Measurement:
     @property
     def compiled_call_s(self) -> float:
         return median(self.compiled_s)
+
+    @property
+    def compiled_pass_s(self) -> float:
+        """Of all that a side calls at once, to tell what the first such call took more."""
+        return self.compiled_call_s if self.pass_s is None else self.pass_s
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,17 @@ from autocompile.commands.verify import (
     Check,
     check,
 )
+from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.calls import RecordedCalls
 
+NET = """
+import torch
+def get_model(): return torch.nn.Linear(8, 8)
+def get_inputs(batch_size): return (torch.randn(batch_size, 8),)
+"""
 FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}
 
@@ -107,11 +114,7 @@ def test_gates_ask_for_what_they_name() -> None:
 def test_the_command_verifies_a_file(
     work: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (work / "net.py").write_text(
-        "import torch\n"
-        "def get_model(): return torch.nn.Linear(8, 8)\n"
-        "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
-    )
+    (work / "net.py").write_text(NET)
     (work / "tuned.json").write_text(TunedSet((settings(EAGER),)).to_json())
     told = "--progress", "none", "--require", "speedup=2"
     done = typed("verify", "tuned.json", "--json", *told, "--budget", "60s")
@@ -124,11 +127,7 @@ def test_the_command_verifies_a_file(
 
 
 def test_without_time_for_it_all_is_open_and_passes(work: Path, typed: Callable[..., Any]) -> None:
-    (work / "net.py").write_text(
-        "import torch\n"
-        "def get_model(): return torch.nn.Linear(8, 8)\n"
-        "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
-    )
+    (work / "net.py").write_text(NET)
     (work / "tuned.json").write_text(TunedSet((settings(),)).to_json())
     told = "--progress", "none"
     done = typed("verify", "tuned.json", "--json", *told, "--budget", "1s")
@@ -235,16 +234,15 @@ def test_what_decided_is_read_as_data(work: Path, more: dict[str, Any]) -> None:
         TunedSet.read("tuned.json")
 
 
-def test_the_command_verifies_at_the_percentile_of_recorded_calls(
-    work: Path, typed: Callable[..., Any]
+@pytest.mark.parametrize("options", [(), ("--calls", "third.json")])
+def test_the_command_takes_the_calls_of_the_settings_or_those_it_is_given(
+    work: Path, typed: Callable[..., Any], options: tuple[str, ...]
 ) -> None:
-    """Its target has inputs of one shape, of which there would be no percentile."""
+    """Each are of another model, which the trial's process says."""
     (work / "net.py").write_text(NET)
-    kept = replace(settings(EAGER, 8), calls=recorded(3, 5), objective="p95")
+    kept = replace(settings(EAGER), calls=recorded(3, 5, model="Other"))
     (work / "tuned.json").write_text(TunedSet((kept,)).to_json())
-    done = typed("verify", "tuned.json", "--json", "--progress", "none", "--budget", "60s")
-    (one,) = json.loads(done.stdout)["checks"]
-    assert one["verdict"] in ("fastest", "default", "open"), done.stderr
-    recorded(3, 5, model="Other").write(work / "other.json")
-    told = typed("verify", "tuned.json", "--calls", "other.json", "--progress", "none")
-    assert told.returncode == 2 and "Other" in told.stderr, "the file goes before the settings"
+    recorded(3, 5, model="Third").write(work / "third.json")
+    done = typed("verify", "tuned.json", *options, "--progress", "none")
+    assert done.returncode == 2
+    assert f"another model: it names {'Third' if options else 'Other'}" in done.stderr

@@ -243,3 +243,11 @@ def test_limits_of_a_workload_are_of_its_calls_and_not_of_a_pass() -> None:
     assert not c.keeps(Limits(percentiles={"p95": 0.66e-3}))
     assert c.keeps(Limits(percentiles={"p95": 0.67e-3, "p99": 1.01e-4}))
     assert c.eager_throughput == pytest.approx(1 / 1e-3), "of calls, as samples have no percentile"
+
+
+@pytest.mark.parametrize("calls", [1, 20])
+def test_new_weights_come_after_so_many_calls_and_not_passes(calls: int) -> None:
+    run = Run()
+    kinds = [vars(CallKind("8", calls, 5e-5, 4e-5))]
+    run.search(FROZEN, 2.0, kinds=kinds, refresh_s=1e-2, calls_per_update=100)
+    assert found(run)[FROZEN].call_s == pytest.approx(0.5e-3 + calls * 1e-2 / 100, rel=0.01)

@@ -189,9 +189,12 @@ class Rounds:
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [0] * len(sides)
         sides = [side.whole for side in sides]
+        self._whole_s = [math.inf] * len(sides)
 
         def is_long(index: int) -> bool:
-            return block(sides[index], 1, synchronize) > _LONG_CALL_S
+            took_s = block(sides[index], 1, synchronize)
+            self._whole_s[index] = min(self._whole_s[index], took_s)
+            return took_s > _LONG_CALL_S
 
         long = [index for index in range(len(sides)) if is_long(index)]
         if len(long) == len(sides):
@@ -225,13 +228,15 @@ class Rounds:
             yield self.times[index], self._sides[index], self.calls[index], self.leads[index]
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
+        parts = self._sides[index].parts
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
             calls=(self.calls[0], self.calls[index]),
             flags=flags,
             leads=(self.leads[0], self.leads[index]),
-            percent=parts.percent if (parts := self._sides[0].parts) else None,
+            percent=parts.percent if parts else None,
+            pass_s=self._whole_s[index] if parts else None,
         )
 
 

@@ -72,7 +72,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
             racer.verifier.last_call(racer.side)
             record.measurement, record.reference_s = measurement, run.reference.median_s
             if side.is_warm and not side.config.is_eager:
-                record.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
+                record.compile_s = racer.clock.compile_s(measurement.compiled_pass_s)
                 record.compile_window = racer.clock.window  # others of the host may have held us
             record.outcome, record.step = Outcome.OK, Step.EXIT
 
