@@ -202,9 +202,8 @@ def _phase(
 
 
 def _percentiles(kinds: Sequence[CallKind]) -> tuple[Percentile, ...]:
-    eager, best = (
-        [(s, k.calls) for k in kinds for s in [getattr(k, n)]] for n in ("eager_s", "call_s")
-    )
+    eager = [(kind.eager_s, kind.calls) for kind in kinds]
+    best = [(kind.call_s, kind.calls) for kind in kinds]
     return tuple(
         Percentile(percent=p, eager_s=percentile(eager, p), call_s=percentile(best, p))
         for p in (PERCENTILES.values() if kinds else ())

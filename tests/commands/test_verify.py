@@ -205,12 +205,11 @@ def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -
 
     facts = probed().payload["target"] | {"workload": {"calls": 3, "kinds": 2}}
     calls = recorded(3, 5)
-    (target.parent / "other.json").write_text("")
     recorded(7, 9).write(target.parent / "other.json")
-    for more, wanted in (({}, calls), ({"calls": "other.json"}, recorded(7, 9))):
+    for given, wanted in ((None, calls), ("other.json", recorded(7, 9))):
         executor = FakeExecutor(script, probe=probed(target=facts))
         only = replace(settings(), calls=calls, objective="p95")
-        tune(target, executor=executor, only=only, trials=4, **more)
+        tune(target, executor=executor, only=only, trials=4, calls=given)
         assert {r["percent"] for r in executor.requests} == {95}
         assert all(RecordedCalls.from_dict(r["calls"]) == wanted for r in executor.requests)
     executor = FakeExecutor(script)

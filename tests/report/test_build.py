@@ -11,6 +11,7 @@ from made_records import LITE, MAX, Run
 
 from autocompile.estimate.candidates import Limits
 from autocompile.report.build import build_report
+from autocompile.report.page import to_html
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Tuned
@@ -181,6 +182,8 @@ def test_the_calls_of_a_workload_are_told_by_shape_and_percentile() -> None:
     assert ["p95", "of", "all", "calls", "3.0", "ms", "2.0", "ms", "1.50×"] in map(str.split, lines)
     best = result.report.phases["forward"].best
     assert best is not None and best.break_even_calls == round(1.0 / 5e-3 * 20)
+    page = to_html(result.report)
+    assert "Calls by shape" in page and "8×512" in page and "p99 of all calls" in page
 
 
 def test_a_percentile_that_decides_is_named_with_its_seconds() -> None:

@@ -446,7 +446,7 @@ def in_parts(clock: Clock, percent: int, *seconds: float, stall_every: int = 0) 
         stall = stall_every and next(made) % stall_every == 0
         clock.work(seconds[0] + (0.05 if stall else 0.0))
 
-    calls = [first, *(partial(clock.work, s) for s in seconds[1:])]
+    calls: list[Callable[[], None]] = [first, *(partial(clock.work, s) for s in seconds[1:])]
     kinds = [[n for n, s in enumerate(seconds) if s == one] for one in dict.fromkeys(seconds)]
 
     def whole() -> None:
@@ -463,7 +463,7 @@ EAGER_S, COMPILED_S = (1e-3,) * 8 + (4e-3,), (5e-4,) * 8 + (8e-3,)
 def test_a_percentile_is_timed_in_place_of_the_mean(
     clock: Clock, percent: int, ratio: float
 ) -> None:
-    sides = [in_parts(clock, percent, *seconds) for seconds in (EAGER_S, COMPILED_S)]
+    sides = in_parts(clock, percent, *EAGER_S), in_parts(clock, percent, *COMPILED_S)
     found = screened(*sides)
     assert (found.percent, found.calls) == (percent, (2, 2)), "passes of a block of 20 ms"
     assert found.pass_s == pytest.approx(sum(COMPILED_S)), "for what the first pass took more"
@@ -471,8 +471,7 @@ def test_a_percentile_is_timed_in_place_of_the_mean(
     rounds = raced(sides, 6)
     assert rounds.measurement(1).percent == percent
     assert rounds.measurement(1).speedup.value == pytest.approx(ratio)
-    whole = rounds.__class__([side.whole for side in sides], nothing, 0.02, 0).measurement
-    assert whole(1).percent is None
+    assert raced([side.whole for side in sides], 3).measurement(1).percent is None
 
 
 def test_a_stall_in_one_call_of_a_shape_is_no_part_of_its_percentile(clock: Clock) -> None:
@@ -483,5 +482,5 @@ def test_a_stall_in_one_call_of_a_shape_is_no_part_of_its_percentile(clock: Cloc
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_a_percentile_of_eager_mode_alone_is_compared_with_one(clock: Clock, scale: float) -> None:
     """Next to a short p95 a pass is long: eager would seem slowed, or fast, by its length."""
-    sides = [in_parts(clock, 50, *(scale * s for s in EAGER_S)) for _ in range(2)]
-    assert screened(*sides).eager_call_s == pytest.approx(scale * 1e-3)
+    side = in_parts(clock, 50, *(scale * s for s in EAGER_S))
+    assert screened(side, side).eager_call_s == pytest.approx(scale * 1e-3)

@@ -43,8 +43,8 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
             with channel.exclusive():
                 channel.step(Step.MEASURE)
                 trial.verifier.share_kept(trial.compiled)
-                both = (trial.eager, trial.compiled)  # which have their inputs by now
-                sides = [timed(side, request.header.percent) for side in both]
+                percent = request.header.percent
+                sides = timed(trial.eager, percent), timed(trial.compiled, percent)
                 reference.sample()
                 seed = request.header.seed + request.number
                 measurement, notes = screen(*sides, trial.synchronize, request.limits, seed)
