@@ -132,9 +132,7 @@ def test_a_percentile_of_the_calls_is_timed(
         found = Measurement.from_dict(result["measurement"])
         times[percent] = found.eager_call_s
         assert found.percent == percent and len(found.eager_s) >= 3
-    slow, fast = (next(k for k in result["kinds"] if k["shape"] == s) for s in ("9×8", "3×8"))
-    assert fast["eager_s"] < slow["eager_s"]
-    assert times[50] < (fast["eager_s"] + slow["eager_s"]) / 2 < times[95]
+    assert times[95] > 3 * times[50], "the slow call takes about thirty times as long"
 
 
 def test_a_race_times_the_percentile_of_each_side(target: Path, try_it: Try) -> None:
