@@ -105,6 +105,8 @@ def tune(
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
         sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
         timeout_s: limit for each step of a trial.
+        objective: ``throughput`` (the default), ``latency``, or of a workload's calls ``p50``,
+            ``p95`` or ``p99``, whose speed-up is then what is found.
         isolation: ``fork`` forks trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         executor: runs the trials; None: processes on this machine.
@@ -113,8 +115,6 @@ def tune(
         resume: continue ``run_dir``, or the last run of this target, with what it was begun with.
         calls_per_update: calls of a forward phase between two changes of the weights, which
             decides whether constant weights pay; None: from the target.
-        objective: ``throughput`` (the default), ``latency``, or of a workload's calls ``p50``,
-            ``p95`` or ``p99``, whose speed-up is then what is found.
         horizon: calls that a program makes: compile time then counts; None: so many that it does
             not.
         calls: a file that :func:`autocompile.record` has written; None: the target says what it is

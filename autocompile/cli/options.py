@@ -170,7 +170,7 @@ _OBJECTIVES = "throughput (if left out), latency, or p50, p95 or p99 of calls of
 _Objectives = Literal["throughput", "latency", "p50", "p95", "p99"]
 Objective = Annotated[_Objectives | None, _limit("NAME", _OBJECTIVES)]
 _SHORTER = (
-    "choose only settings whose calls are shorter, of any shape; p95=10ms: so many; repeatable"
+    "choose only settings whose call is shorter, of every shape; p95=10ms limits a percentile"
 )
 MaxLatency = Annotated[list[Any] | None, _limit("[P=]TIME", _SHORTER)]
 MaxMemory = Annotated[_Count, _limit("SIZE", "choose only settings that need less, as 2GiB")]

@@ -314,17 +314,16 @@ def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]
 
 def demand_percentiles_known(plan: Plan, target: Mapping[str, Any]) -> None:
     """Check that calls differ, where a percentile of them is asked for."""
-    differ = target.get("workload", {}).get("kinds", 1) > 1
-    for name in (
-        () if differ else sorted({*plan.limits.percentiles, plan.objective} & PERCENTILES.keys())
-    ):
-        option = "--objective " if name == plan.objective else "--max-latency "
-        raise UsageError(
-            f"{option}{name} needs calls of several shapes, and those of {plan.target} have one: "
-            "every percentile of them is the same",
-            "get_calls() in the target's file gives several, or --calls a file of recorded ones",
-            hint="--objective latency, or --max-latency 10ms",
-        )
+    names = sorted({*plan.limits.percentiles, plan.objective} & PERCENTILES.keys())
+    if not names or target.get("workload", {}).get("kinds", 1) > 1:
+        return
+    option = "--objective" if names[0] == plan.objective else "--max-latency"
+    raise UsageError(
+        f"{option} {names[0]} needs calls of several shapes, and those of {plan.target} have one: "
+        "every percentile of them is the same",
+        "get_calls() in the target's file gives several, or --calls a file of recorded ones",
+        hint="--objective latency, or --max-latency 10ms",
+    )
 
 
 def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:

@@ -126,6 +126,7 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
         (MODEL, "--backend inducter", ["'inducter' is unknown", "--backend inductor"]),
         (MODEL, "--mode fastest", ["'fastest' is unknown", "max-autotune"]),
         (MODEL, "--phase forward_exploration", ["no phase forward_exploration", "forward"]),
+        (MODEL, "--max-latency 9s --max-latency p99=9s", ["--max-latency p99 needs calls of"]),
         (MODEL, "--device cuda:7", ["'cuda:7' cannot be used here"]),
         ("import os; os._exit(3)", "", ["crashed", "exited with code 3 in import"]),
         pytest.param(
