@@ -35,6 +35,7 @@ from autocompile.space.space import (
     SearchSpace,
     asked_for,
     calls_between_updates,
+    demand_percentiles_known,
     environments,
     first_sizes,
     passes_of,
@@ -104,6 +105,8 @@ def tune(
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
         sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
         timeout_s: limit for each step of a trial.
+        objective: ``throughput`` (the default), ``latency``, or of a workload's calls ``p50``,
+            ``p95`` or ``p99``, whose speed-up is then what is found.
         isolation: ``fork`` forks trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         executor: runs the trials; None: processes on this machine.
@@ -117,7 +120,8 @@ def tune(
         calls: a file that :func:`autocompile.record` has written; None: the target says what it is
             called with.
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``.
-        only: tries only these settings, eager mode and plain ``torch.compile()``.
+        only: tries only these settings, eager mode and plain ``torch.compile()``, by what decided
+            when they were found.
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
             ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
@@ -149,6 +153,10 @@ def tune(
         progress = progress_of(progress, sys.stderr)
     if only and (phases or space):
         raise UsageError("only says what is tried", hint="leave phases and space out")
+    recorded = None if calls is None else read_calls(Path(calls))
+    if only:
+        recorded, horizon = recorded or only.calls, horizon or only.horizon
+        objective = objective or only.objective
     asked = asked_for(
         target=_spec(target, inputs, optimizer, loss),
         phases=tuple(only.phases) if only else phases,
@@ -161,7 +169,7 @@ def tune(
         tolerance=tolerance,
         calls_per_update=calls_per_update,
         horizon=horizon,
-        calls=None if calls is None else read_calls(Path(calls)),
+        calls=recorded,
         pythons=environments(pythons, only),
         only=None if only is None else only.tried(),
     )
@@ -183,6 +191,7 @@ def tune(
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         budget = Budget(total_s, trials, began, clock)
         plan, probes = probe_all(plan, factory, executor, progress)
+        demand_percentiles_known(plan, probes["default"].target)
         if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
             factory.memory_limit_bytes = memory // executor.slots
         run = described(folder, plan, probes)

@@ -83,6 +83,8 @@ def tune(
     budget_s: float | None = None,
     device: str | None = None,
     resume: bool = False,
+    objective: Literal["throughput", "latency", "p50", "p95", "p99"] | None = None,
+    calls: str | None = None,
 ) -> Any:
     """Find the fastest torch.compile settings of a model that keep it right, on this machine.
 
@@ -90,8 +92,10 @@ def tune(
     budget_s.
     target: model.py, PATH:NAME or package.module:NAME; an nn.Module, an RLlib AlgorithmConfig, or a
     file with get_model() and get_inputs(batch_size). phases: what to time, such as forward,
-    train_step or optimizer_step. resume: go on with the last run of the target. Returns the report:
-    phases.NAME.best and .verdict say what to use, and the export tool gives the code.
+    train_step or optimizer_step. resume: go on with the last run of the target. calls: a file of
+    autocompile record; objective: what decides, p50, p95 and p99 where its calls or those of
+    get_calls() have several shapes. Returns the report: phases.NAME.best and .verdict say what to
+    use, and the export tool gives the code.
     """
     return api.tune(
         target,
@@ -100,6 +104,8 @@ def tune(
         budget_s=budget_s,
         device=device,
         resume=resume,
+        objective=objective,
+        calls=calls,
         progress=_Progress(context),
     ).to_dict()
 
@@ -135,12 +141,13 @@ def verify(
     require: dict[Requirement, float] | None = None,
     budget_s: float = 120.0,
     device: str | None = None,
+    calls: str | None = None,
 ) -> Any:
     """Measure settings again beside eager mode: whether they are still right and the fastest.
 
     settings: a tuned.json, or a run. target: where the model is now, if it has moved. require: the
     least speedup, and the most graphs, recompiles and seconds of compiling; what is not met is
-    listed under unmet.
+    listed under unmet. calls: a file of autocompile record in place of the calls in the settings.
     """
     return verifying.verify(
         TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
@@ -149,6 +156,7 @@ def verify(
         budget_s=budget_s,
         device=device,
         progress=_Progress(context),
+        calls=Path(calls) if calls else None,
     )
 
 

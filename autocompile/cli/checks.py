@@ -54,6 +54,7 @@ def check(
     device: options.Device = None,
     timeout: options.Timeout = 300.0,
     tolerance: options.Tolerance = None,
+    calls: options.Calls = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -62,7 +63,7 @@ def check(
     from autocompile.report import checks
 
     phases = options.words(phase) or None
-    results = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
+    results = diagnose.check(target, phases, batch_size, device, timeout, tolerance, calls)
     print_or_draw(results, as_json, lambda console: checks.render_check(results, console, verbose))
     if not all(row["outcome"] == "ok" for row in results["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
@@ -91,6 +92,7 @@ Require = Annotated[list[str] | None, options.option("LIST", f"fail unless met: 
 _WHOLE = "train RLlib's own algorithm with and without them"
 InAlgorithm = Annotated[bool, options.flag("--in-algorithm", _WHOLE)]
 _TIME = "end the whole command after this time; 2m if left out"
+_FILE = "what the model is called with, as tune takes it; the settings' own if left out"
 _DEVICE = "cpu, cuda or cuda:1; the settings' own if left out"
 _PYTHON = "where an interpreter of the settings is now; repeatable"
 
@@ -103,6 +105,7 @@ def verify(
     budget: Annotated[float, options.option("TIME", _TIME)] = 120.0,
     device: Annotated[str | None, options.option("NAME", _DEVICE)] = None,
     python: Annotated[list[str] | None, options.option("NAME=PATH", _PYTHON)] = None,
+    calls: Annotated[Path | None, options.option("FILE", _FILE)] = None,
     timeout: options.Timeout = 300.0,
     wait: options.Wait = False,
     as_json: options.Json = False,
@@ -122,10 +125,10 @@ def verify(
     folder = None if settings.endswith(".json") else runs.find(settings)  # another may be last soon
     tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
     if in_algorithm:
-        if require or device or python or wait:
+        if require or device or python or calls or wait:
             raise UsageError(
-                "--require, --device, --python and --wait are about the settings alone, and "
-                "--in-algorithm about a whole training"
+                "--require, --device, --python, --calls and --wait are about the settings alone, "
+                "and --in-algorithm about a whole training"
             )
         if progress != "none":
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
@@ -144,6 +147,7 @@ def verify(
         wait=wait,
         device=device,
         pythons=tuple(python or ()),
+        calls=calls,
         progress=progress_of(progress, sys.stderr),
     )
     print_or_draw(verified, as_json, lambda console: render_verified(verified, console))

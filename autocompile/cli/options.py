@@ -18,6 +18,7 @@ import typer
 
 from autocompile.errors import UsageError
 from autocompile.settings.dimensions import SEARCHED
+from autocompile.store.calls import PERCENTILES
 
 # How values are read ----------------------------------------------------------------------------
 
@@ -98,11 +99,20 @@ def _one(text: Any, units: Mapping[str, float], expected: str, below: float = ma
     return value
 
 
+def _latency(text: str) -> tuple[str, float]:
+    """``p95=10ms`` as name and seconds; the name of ``10ms`` is empty."""
+    name, equals, time = text.rpartition("=")
+    if equals:
+        demand_known("--max-latency", name, PERCENTILES, "--max-latency {}=10ms")
+    return name, _READERS["TIME"](time)
+
+
 # What help says ---------------------------------------------------------------------------------
 
 _READERS: Mapping[str | None, Callable[[Any], Any]] = {
     "TIME": lambda text: _one(text, _TIME, "a duration (try 5ms, 90s or 10m)"),
     "SIZE": lambda text: int(_one(text, _SIZE, "a size (try 2GiB)")),
+    "[P=]TIME": _latency,
     "FACTOR": lambda text: _one(text, _NONE, "a number above 0 (try 1.05)"),
     "FRACTION": lambda text: _one(text, _NONE, "a number between 0 and 1 like 0.001", 1.0),
 }
@@ -156,9 +166,13 @@ Sampler = Annotated[Literal["portfolio", "tpe", "random"], _search("NAME", _SAMP
 Storage = Annotated[_Text, _search("URL", "keep Optuna's study in this database")]
 
 _limit = functools.partial(option, panel="Limits and CI")
-_OBJECTIVES = "throughput (if left out) or latency"
-Objective = Annotated[Literal["throughput", "latency"] | None, _limit("NAME", _OBJECTIVES)]
-MaxLatency = Annotated[_Amount, _limit("TIME", "choose only settings whose call is shorter")]
+_OBJECTIVES = "throughput (if left out), latency, or p50, p95 or p99 of calls of several shapes"
+_Objectives = Literal["throughput", "latency", "p50", "p95", "p99"]
+Objective = Annotated[_Objectives | None, _limit("NAME", _OBJECTIVES)]
+_SHORTER = (
+    "choose only settings whose call is shorter, of every shape; p95=10ms limits a percentile"
+)
+MaxLatency = Annotated[list[Any] | None, _limit("[P=]TIME", _SHORTER)]
 MaxMemory = Annotated[_Count, _limit("SIZE", "choose only settings that need less, as 2GiB")]
 MaxCompileTime = Annotated[_Amount, _limit("TIME", "choose only settings that compile faster")]
 _GATE = "exit with 1 unless every phase is surely this much faster"

@@ -98,9 +98,10 @@ def tune(
         from autocompile.commands.diagnose import preview
         from autocompile.report.checks import render_preview
 
-        settings = preview(target, timeout, tuple(python or ()), **plan)
+        settings = preview(target, timeout, tuple(python or ()), calls, **plan)
         print_or_draw(settings, as_json, lambda console: render_preview(settings, console))
         return
+    longest = dict(max_latency or ())
     request: dict[str, Any] = {
         **plan,
         "trials": trials,
@@ -111,7 +112,7 @@ def tune(
         "sampler": sampler,
         "memory_limit_bytes": memory_limit,
         "objective": objective,
-        "limits": Limits(max_latency, max_memory, max_compile_time),
+        "limits": Limits(longest.pop("", None), max_memory, max_compile_time, longest),
         "isolation": isolation,
         "storage": storage,
         "run_dir": run_dir,

@@ -102,7 +102,8 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
     what is not in it.
     """
     cache = path.with_suffix(".cache")
-    plan = Plan(settings.target, device=settings.fingerprint.get("device"))
+    device = settings.fingerprint.get("device")
+    plan = Plan(settings.target, device=device, calls=settings.calls)
     with bench(plan, timeout_s, "spawn") as jobs:
         made = (jobs.folder / cache.name).absolute()
         ending = jobs.run(SaveRequest, settings=settings, file=str(made))

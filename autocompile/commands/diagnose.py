@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from autocompile.commands.bench import SAMPLE, Bench, bench
@@ -20,6 +21,7 @@ from autocompile.space.space import (
     target_spec,
 )
 from autocompile.store import runs
+from autocompile.store.calls import read_calls
 
 _LIMITS = TimingLimits(half_width=0.05)
 _WORKS = ("ok", "same")
@@ -34,11 +36,13 @@ def check(
     device: str | None,
     timeout_s: float,
     tolerance: float | None,
+    calls: Path | None = None,
 ) -> dict[str, Any]:
     """Run a target in eager mode and under plain torch.compile(); a row for each phase."""
     space = SearchSpace(batch_sizes=(batch_size,))
     spec = target_spec(target)
-    plan = Plan(spec, phases=phases, space=space, device=device, tolerance=tolerance)
+    given: dict[str, Any] = {"phases": phases, "device": device, "tolerance": tolerance}
+    plan = Plan(spec, space=space, calls=read_calls(calls) if calls else None, **given)
     with bench(plan, timeout_s) as jobs:
         probe = jobs.probed()["default"]
         rows = {}
@@ -47,7 +51,7 @@ def check(
             size = probe.target.get("fixed_batch_size", size)
             rows[phase] = _tried(jobs, Setting(DEFAULT_INDUCTOR, size, phase))
     target_fields = {"spec": plan.target, **probe.target}
-    asked = {"phases": phases, "device": device, "tolerance": tolerance, "timeout_s": timeout_s}
+    asked = {**given, "timeout_s": timeout_s, "calls": calls}
     return {
         "target": target_fields,
         "environment": probe.environment,
@@ -136,13 +140,18 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
 
 
 def preview(
-    target: str, timeout_s: float, pythons: tuple[str, ...] = (), **asked: Any
+    target: str,
+    timeout_s: float,
+    pythons: tuple[str, ...] = (),
+    calls: Path | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """What a tune would try: the settings of each phase, what was merged or dropped and why.
 
     ``asked`` are fields of a :class:`Plan`.
     """
-    plan = Plan(target_spec(target), **asked_for(**asked, pythons=environments(pythons)))
+    asked |= {"pythons": environments(pythons), "calls": read_calls(calls) if calls else None}
+    plan = Plan(target_spec(target), **asked_for(**asked))
     with bench(plan, timeout_s) as trying:
         every = trying.probed()
     probe = every["default"]

@@ -74,6 +74,7 @@ def verify(
     budget_s: float,
     device: str | None,
     progress: Progress,
+    calls: Path | None = None,
     timeout_s: float = 300.0,
     wait: bool = False,
     pythons: tuple[str, ...] = (),
@@ -81,7 +82,8 @@ def verify(
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
     Of several machines' settings, those that fit this one. Without a target or a device, those that
-    they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``.
+    they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``, and
+    ``calls`` is a file that goes before the calls that the settings hold.
 
     Returns:
         ``checks``: a row for each setting. ``unmet``: a sentence for each requirement that is not
@@ -97,6 +99,7 @@ def verify(
             timeout_s=timeout_s,
             wait=wait,
             pythons=pythons,
+            calls=calls,
             run_dir=Path(folder) / "run",
             progress=progress,
         )

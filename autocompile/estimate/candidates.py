@@ -11,7 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autocompile.estimate.intervals import Interval, between_runs, median, over_sets
+from autocompile.estimate.intervals import (
+    Interval,
+    between_runs,
+    median,
+    over_sets,
+    percentile,
+)
+from autocompile.store.calls import PERCENTILES
 from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
 
 ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
@@ -23,9 +30,11 @@ SLOWER = 1.15
 class Limits:
     """Limits that a setting must meet to be chosen; None: no limit."""
 
-    latency_s: float | None = None  # of one call
+    latency_s: float | None = None  # of one call; of a workload's slowest shape
     memory_bytes: int | None = None  # at the peak; a setting of unknown memory fails it
     compile_s: float | None = None  # on a cold cache
+    # Seconds that a share of a workload's calls does not exceed, by the names in PERCENTILES.
+    percentiles: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,17 @@ class Candidate:
 
     @property
     def eager_throughput(self) -> float:
-        return (self.record.batch_size or 1) / self.eager_call_s
+        return self.record.samples / self.eager_call_s
+
+    def latency_s(self, percent: int) -> float:
+        """Seconds that ``percent`` % of the calls do not exceed.
+
+        They are as confirmed where this is what was timed, else of the trial of the search.
+        """
+        kinds, measured = self.record.kinds, self.record.measurement
+        if not kinds or (measured and measured.percent == percent):
+            return self.call_s
+        return percentile(((kind.call_s, kind.calls) for kind in kinds), percent)
 
     @property
     def slows_eager(self) -> bool:
@@ -80,7 +99,8 @@ class Candidate:
             return False
         is_eager = self.record.config.is_eager
         pairs = (
-            (self.call_s, limits.latency_s),
+            (self.latency_s(100), limits.latency_s),
+            *((self.latency_s(PERCENTILES[n]), most) for n, most in limits.percentiles.items()),
             (self.record.peak_memory_bytes, limits.memory_bytes),
             (0.0 if is_eager else self.record.compile_s, limits.compile_s),
         )
@@ -175,7 +195,8 @@ def extra_s(record: Record) -> float:
     Compiling counts where it is known for how many calls a program lives.
     """
     refresh_s, calls, passes = record.refresh_s, record.calls_per_update, record.horizon
-    refreshes = refresh_s / calls if refresh_s and calls else 0.0
+    a_pass = sum(kind.calls for kind in record.kinds or ()) or 1  # is what is measured
+    refreshes = refresh_s * a_pass / calls if refresh_s and calls else 0.0
     return refreshes + ((record.compile_s or 0.0) / passes if passes else 0.0)
 
 

@@ -118,6 +118,42 @@ def decide_all(
     return {size: decision for size, decision in found.items() if decision}
 
 
+def as_calls_grow(
+    found: Sequence[Candidate], limits: Limits, passes: float
+) -> list[tuple[Candidate, float]]:
+    """Which setting takes a program the least time, with compiling, and from how many passes on.
+
+    Eager mode is the first; one that is less than 2 % faster than the one before it is left out.
+
+    Args:
+        found: what worked at one batch size.
+        passes: over which their speed-ups count the compile time.
+    """
+    eager = [c for c in found if c.record.config.is_baseline]
+    rivals = [c for c in found if c not in eager and c.keeps(limits) and not c.slows_eager]
+    rivals = [c for c in rivals if c.sets] or rivals
+
+    def compile_s(c: Candidate) -> float:
+        return 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
+
+    def call_s(c: Candidate) -> float:
+        return c.call_s - compile_s(c) / passes
+
+    turns = [(c, 0.0) for c in eager]
+    while turns:
+        now, since = turns[-1]
+        faster = [c for c in rivals if call_s(c) * (1 + ZONE) < call_s(now)]
+        if not faster:
+            break
+        after = [
+            max(since, (compile_s(c) - compile_s(now)) / (call_s(now) - call_s(c))) for c in faster
+        ]
+        first = min(range(len(faster)), key=lambda n: (after[n], call_s(faster[n])))
+        turns = [turn for turn in turns if turn[1] < after[first]]
+        turns.append((faster[first], after[first]))
+    return turns
+
+
 def finalists(decision: Decision) -> list[Candidate]:
     """The settings to race: those that may be the best, and plain ``torch.compile()``.
 

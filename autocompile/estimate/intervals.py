@@ -9,7 +9,7 @@ stretch nearly half of the rounds many times over (studies/truth); over processe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +47,20 @@ class Interval:
 def median(values: Sequence[float]) -> float:
     """The median of one or more numbers."""
     return float(np.median(np.asarray(values, dtype=float)))
+
+
+def percentile(times: Iterable[tuple[float, int]], percent: float) -> float:
+    """The shortest of the times that ``percent`` % of all calls do not exceed.
+
+    ``times``: seconds of a kind of calls, and how many there are of it.
+    """
+    ordered = sorted(times)
+    least, count = percent / 100 * sum(calls for _, calls in ordered), 0
+    for seconds, calls in ordered:
+        count += calls
+        if count >= least:
+            return seconds
+    raise ValueError("no call was timed")
 
 
 def median_interval(values: Sequence[float]) -> Interval:

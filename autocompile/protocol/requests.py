@@ -29,6 +29,7 @@ class Header:
     seed: int = 0
     tolerance: float | None = None
     calls: RecordedCalls | None = None  # what the model is called with; None: the target says it
+    percent: int | None = None  # of a workload's calls: their percentile is timed, not their mean
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,30 @@ from autocompile.estimate.candidates import (
     whole_call_s,
     with_costs,
 )
-from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide_all
-from autocompile.estimate.intervals import Interval, over_sets, ratio
+from autocompile.estimate.decision import (
+    SETS,
+    ZONE,
+    Decision,
+    as_calls_grow,
+    compare,
+    decide_all,
+)
+from autocompile.estimate.intervals import Interval, over_sets, percentile, ratio
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-from autocompile.store.reading import known
-from autocompile.store.record import EXPORTED, Outcome, Record
+from autocompile.store.calls import PERCENTILES, RecordedCalls
+from autocompile.store.reading import known, made
+from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
 from autocompile.store.report import (
     Best,
     Confidence,
     Exported,
     Failures,
+    FromCalls,
+    Percentile,
     PhaseResult,
     Rate,
     Report,
@@ -38,6 +48,7 @@ from autocompile.store.report import (
     Target,
     Throughput,
     Trial,
+    Unit,
     Workload,
 )
 
@@ -92,6 +103,7 @@ def build_report(
         tolerance=plan.get("tolerance"),
         wall_s=wall_s,
         phases=phases,
+        recorded_calls=made(RecordedCalls | None, plan.get("calls")),
     )
 
 
@@ -150,16 +162,30 @@ def _phase(
     notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
     has_batch = phase_of(name).has_batch_size
     workload = run["target"].get("workload") if has_batch else None
+    kinds, horizon = (best.record.kinds or ()) if best else (), run["plan"].get("horizon")
+    a_pass = workload["calls"] if workload else 1
+    turns = as_calls_grow(here, limits, horizon / a_pass) if horizon else []
     return PhaseResult(
         verdict=verdict,
-        workload=Workload(calls=workload["calls"], kinds=workload["kinds"]) if workload else None,
-        horizon=run["plan"].get("horizon"),
-        calls=tuple(best.record.kinds or ()) if best else (),
+        workload=Workload(
+            calls=workload["calls"],
+            kinds=workload["kinds"],
+            percentiles=_percentiles(kinds),
+            decided_by=PERCENTILES.get(run["plan"]["objective"]),
+        )
+        if workload
+        else None,
+        horizon=horizon,
+        as_calls_grow=tuple(
+            FromCalls(number=c.record.number, calls=math.ceil(passes * a_pass))
+            for c, passes in turns
+        ),
+        calls=tuple(kinds),
         role=phase_of(name).role,
         reason=reason,
         confidence=sure,
         explanation=tuple(why(best, verdict, every, device)),
-        best=_best(best, here, exported, workload["calls"] if workload else 1) if best else None,
+        best=_best(best, here, exported, a_pass) if best else None,
         ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
         by_batch_size=tuple(
             _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster
@@ -176,6 +202,15 @@ def _phase(
     )
 
 
+def _percentiles(kinds: Sequence[CallKind]) -> tuple[Percentile, ...]:
+    eager = [(kind.eager_s, kind.calls) for kind in kinds]
+    best = [(kind.call_s, kind.calls) for kind in kinds]
+    return tuple(
+        Percentile(percent=p, eager_s=percentile(eager, p), call_s=percentile(best, p))
+        for p in (PERCENTILES.values() if kinds else ())
+    )
+
+
 def _leading_size(
     name: str, decisions: Mapping[int | None, Decision], run: Mapping[str, Any]
 ) -> int | None:
@@ -184,7 +219,7 @@ def _leading_size(
     if own in decisions or not decisions:
         return own
     best = {size: decision.best for size, decision in decisions.items()}
-    if run["plan"]["objective"] == "latency":
+    if run["plan"]["objective"] != "throughput":
         return min(best, key=lambda size: best[size].call_s)
     return max(best, key=lambda size: best[size].throughput.value)
 
@@ -352,9 +387,7 @@ def _trial(record: Record, run_dir: str) -> Trial:
     if record.ok and (m := record.measurement):
         figures = {
             "speedup": m.speedup,
-            "throughput": _throughput(
-                m.speedup.scaled((record.batch_size or 1) / m.eager_call_s), record.phase
-            ),
+            "throughput": _throughput(m.speedup.scaled(record.samples / m.eager_call_s), record),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
             "flags": tuple(m.flags),
@@ -369,8 +402,14 @@ def _trial(record: Record, run_dir: str) -> Trial:
     )
 
 
-def _throughput(rate: Interval, phase: str) -> Throughput:
-    return Throughput(rate.value, rate.low, rate.high, phase_of(phase).unit)
+def _throughput(rate: Interval, record: Record) -> Throughput:
+    return Throughput(rate.value, rate.low, rate.high, _unit(record))
+
+
+def _unit(record: Record) -> Unit:
+    measured = record.measurement
+    is_percentile = measured is not None and measured.percent is not None
+    return "calls/s" if is_percentile else phase_of(record.phase).unit
 
 
 def _size_row(size: int | None, decision: Decision) -> SizeRow:
@@ -401,20 +440,20 @@ def _best(
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
-    # Of a call alone: a share of the compile time would count it twice.
-    saved = best.eager_call_s - best.call_s + extra_s(record)
+    # Without a share of the compile time, which would count it twice.
+    saved = _of_a_pass(record, best.eager_call_s - best.call_s + extra_s(record))
     pays = saved > 0 and not is_eager
     return Best(
         **{name: getattr(record, name) for name in _OF_THE_BEST},
         config=record.config.to_dict(),
-        throughput=_throughput(best.throughput, record.phase),
-        eager_throughput=Rate(value=best.eager_throughput, unit=phase_of(record.phase).unit),
+        throughput=_throughput(best.throughput, record),
+        eager_throughput=Rate(value=best.eager_throughput, unit=_unit(record)),
         speedup=best.reported,
         speedup_against_default=None if is_default else compare(best, plain),
         compile_s=0.0 if is_eager else record.compile_s,
         warm_compile_s=0.0 if is_eager else best.warm_compile_s,
         break_even_calls=round((record.compile_s or 0.0) / saved * calls) if pays else None,
-        calls_to_repay_refresh=_calls_to_repay(best),
+        calls_to_repay_refresh=_calls_to_repay(best, calls),
         confirmed_processes=best.sets,
         exported=_exported(best, exported),
         same_code=best.same_code,
@@ -444,10 +483,17 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     )
 
 
-def _calls_to_repay(best: Candidate) -> int | None:
+def _of_a_pass(record: Record, saved: float) -> float:
+    """Seconds that a pass saves; by its shapes where ``saved`` is of a percentile."""
+    if not record.kinds or record.measurement is None or record.measurement.percent is None:
+        return saved
+    return sum(kind.calls * (kind.eager_s - kind.call_s) for kind in record.kinds)
+
+
+def _calls_to_repay(best: Candidate, calls: int) -> int | None:
     """How many calls with the same weights it takes until constants have paid."""
     measured = best.record.measurement
     if not best.record.refresh_s or measured is None:
         return None
-    saved = measured.eager_call_s - measured.compiled_call_s
-    return math.ceil(best.record.refresh_s / saved) if saved > 0 else None
+    saved = _of_a_pass(best.record, measured.eager_call_s - measured.compiled_call_s)
+    return math.ceil(best.record.refresh_s / saved * calls) if saved > 0 else None

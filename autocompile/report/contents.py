@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,6 +119,8 @@ def _about(phase: PhaseResult) -> Iterator[Text]:
         yield show.plain(phase.role)
     if work := phase.workload:
         yield f"{show.many(work.calls, 'call')} of {show.many(work.kinds, 'shape')}"
+        if work.decided_by:
+            yield f"the p{work.decided_by} of the calls decides"
     elif best and best.batch_size is not None:
         yield f"batch size {best.batch_size}"
     if phase.horizon:
@@ -138,6 +139,7 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
     labels = {t.number: show.label(t.config) for t in phase.trials}
     listed, best, rows = phase.by_batch_size, phase.best, []
     unit = best.throughput.unit if best else "samples/s"
+    decided_by = phase.workload.decided_by if phase.workload else None
     per = unit.removeprefix("samples") if unit.startswith("samples") else f" {unit}"
     for row in listed:
         size, label = row.batch_size, labels.get(row.number, show.NONE)
@@ -151,12 +153,14 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
             remarks.append("← this config's own" if size == own else "← above")
         name = (setting, *(Span(f"  {remark}", "dim") for remark in remarks))
         rates = (f"{show.quantity(eager)}{per}", f"{show.quantity(top)}{per}")
+        if decided_by:
+            rates = show.seconds(1 / eager), show.seconds(1 / top)
         rows.append((show.or_dash(size), *rates, Span(gain, "strong"), name))
     if rows:
         titles = (
             "samples" if phase.workload else "batch size",
-            "eager",
-            "best",
+            f"eager p{decided_by}" if decided_by else "eager",
+            f"best p{decided_by}" if decided_by else "best",
             "speed-up",
             "setting",
         )
@@ -177,10 +181,14 @@ def _shapes(phase: PhaseResult) -> Iterator[Table]:
         count = sum(kind.calls for kind in rest)
         eager_s, call_s = (sum(x) / count for x in zip(*map(_all_of, rest), strict=True))
         rows.append((str(count), f"{len(rest)} more shapes", *_times(eager_s, call_s)))
-    for percent in (50, 95):
-        eager_s, call_s = percentile(phase.calls, percent)
-        rows.append(("", f"p{percent} of all calls", *_times(eager_s, call_s)))
-    yield Table("", ("calls", "shape", "eager", "best", "ratio"), tuple(rows), right=(0, 2, 3, 4))
+    for one in phase.workload.percentiles if phase.workload else ():
+        rows.append(("", f"p{one.percent} of all calls", *_times(one.eager_s, one.call_s)))
+    yield Table(
+        "Calls by shape",
+        ("calls", "shape", "eager", "best", "ratio"),
+        tuple(rows),
+        right=(0, 2, 3, 4),
+    )
 
 
 def _times(eager_s: float, call_s: float) -> tuple[str, str, str]:
@@ -189,17 +197,6 @@ def _times(eager_s: float, call_s: float) -> tuple[str, str, str]:
 
 def _all_of(kind: CallKind) -> tuple[float, float]:
     return kind.calls * kind.eager_s, kind.calls * kind.call_s
-
-
-def percentile(kinds: Sequence[CallKind], percent: float) -> tuple[float, float]:
-    """The times of eager mode and of the setting that this share of the calls does not exceed."""
-    least = percent / 100 * sum(kind.calls for kind in kinds)
-    found = []
-    for times in ([(k.eager_s, k.calls) for k in kinds], [(k.call_s, k.calls) for k in kinds]):
-        ordered = sorted(times)
-        counts = itertools.accumulate(calls for _, calls in ordered)
-        found.append(next(s for (s, _), n in zip(ordered, counts, strict=True) if n >= least))
-    return found[0], found[1]
 
 
 def _known(phase: PhaseResult) -> Iterator[Line]:
@@ -211,7 +208,9 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
             calls = [show.seconds(call_s), f"eager {show.seconds(call_s * best.speedup.value)}"]
             if ratio:
                 calls.append(f"plain torch.compile() {show.seconds(call_s * ratio.value)}")
-            yield Line("Pass" if phase.workload else "Call", tuple(calls))
+            work = phase.workload
+            name = f"p{work.decided_by}" if work and work.decided_by else "Pass" if work else "Call"
+            yield Line(name, tuple(calls))
         if ratio and show.label(best.config) != DEFAULT_INDUCTOR.label():
             yield Line("Why", (f"{show.estimate(ratio)} against plain torch.compile()",))
     yield from (Line("Why", (show.plain(why),)) for why in phase.explanation if why)
@@ -219,6 +218,8 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         yield from _ties(phase, best)
         if cost := tuple(_cost(best)):
             yield Line("Cost", cost)
+    if phase.as_calls_grow:
+        yield Line("Calls", (_as_calls_grow(phase),))
     if word == "high" and phase.is_faster:
         sure = [_reason(phase)]
         if phase.compiled_settings:
@@ -233,6 +234,15 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
     if best:
         yield from (Line("Note", (note,)) for note in exported_warning(best))
         yield from (Line("Note", (show.plain(note),)) for note in best.notes)
+
+
+def _as_calls_grow(phase: PhaseResult) -> Text:
+    """``eager up to 5 400 calls, then inductor · dynamic=true``."""
+    parts: list[str | Span] = []
+    for turn in phase.as_calls_grow:
+        parts += [f" up to {show.thousands(turn.calls)} calls, then "] if parts else []
+        parts.append(_code(show.label(phase.config_of(turn.number))))
+    return (*parts, " for any number of calls" if len(phase.as_calls_grow) == 1 else "")
 
 
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:
@@ -358,7 +368,9 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
         if trial.repeats is not None:
             repeats.setdefault(trial.repeats, []).append(trial)
     if ranked:
-        columns = ("#", "batch", ranked[0][1].unit, "against eager", "compile", "memory", "setting")
+        work, unit = phase.workload, ranked[0][1].unit
+        rate = f"{unit} at p{work.decided_by}" if work and work.decided_by else unit
+        columns = ("#", "batch", rate, "against eager", "compile", "memory", "setting")
         # By throughput; a duplicate follows its original.
         ranked.sort(key=lambda each: (-each[1].value, *_family(each[0])))
         rows = tuple(_measured(t, repeats.get(t.number, ())) for t, _ in ranked)

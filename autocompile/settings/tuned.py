@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
+from autocompile.store.calls import PERCENTILES, RecordedCalls
+from autocompile.store.reading import made, plain
 
 if TYPE_CHECKING:
     from autocompile.store.report import PhaseResult, Report
 
 
 SCHEMA = 1
+_DECIDING: Mapping[str, Any] = {"calls": RecordedCalls, "horizon": int, "objective": str}
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
 """What makes the same setting another machine code, or another speed."""
 
@@ -72,6 +75,10 @@ class Tuned:
     interpreters: Mapping[str, str] = field(default_factory=dict)
     # The file beside this one with compiled code: ``file`` and ``sha256``; empty without one.
     cache: Mapping[str, str] = field(default_factory=dict)
+    # What decided, where it is not the mean of the calls that the target says itself.
+    calls: RecordedCalls | None = None
+    horizon: int | None = None  # calls of a program, over which compile time counted
+    objective: str | None = None  # p50, p95 or p99
     # Where the file of settings was read; empty if they are of no file.
     folder: str = field(default="", compare=False)
 
@@ -118,6 +125,7 @@ class Tuned:
             "interpreters": dict(self.interpreters),
             "own_batch_size": dict(self.own_batch_size),
             **({"cache": dict(self.cache)} if self.cache else {}),
+            **{n: plain(v) for n in _DECIDING if (v := getattr(self, n)) is not None},
             "phases": {n: [c.to_dict(n) for c in cs] for n, cs in self.phases.items()},
         }
 
@@ -135,7 +143,8 @@ class Tuned:
             }
             names = ("fingerprint", "target", "own_batch_size", "interpreters")
             facts: dict[str, Any] = {name: data[name] for name in names}
-            return cls(phases, cache=data.get("cache", {}), **facts)
+            decided = {n: made(kind | None, data.get(n), n) for n, kind in _DECIDING.items()}
+            return cls(phases, cache=data.get("cache", {}), **facts, **decided)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{where} is damaged: {type(error).__name__}: {error}"
             raise UsageError(what, hint=hint) from None
@@ -150,7 +159,17 @@ class Tuned:
             raise UsageError(what, hint="autocompile show last")
         here = {k: report.environment.get(k) for k in FINGERPRINT}
         paths = {name: str(other.get("python_path")) for name, other in report.environments.items()}
-        return cls(phases, here, report.target.spec, report.target.own_batch_size or {}, paths)
+        objective = report.objective if report.objective in PERCENTILES else None
+        return cls(
+            phases,
+            here,
+            report.target.spec,
+            report.target.own_batch_size or {},
+            paths,
+            calls=report.recorded_calls,
+            horizon=next((p.horizon for p in report.phases.values()), None),
+            objective=objective,
+        )
 
 
 def unlike(

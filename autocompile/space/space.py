@@ -33,7 +33,7 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.settings.tuned import Tuned
-from autocompile.store.calls import RecordedCalls
+from autocompile.store.calls import PERCENTILES, RecordedCalls
 from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
 from autocompile.store.runs import is_same_target, split_spec
@@ -102,7 +102,7 @@ def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
 
 EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
 """Seconds of a run; None: to the end of the list of settings."""
-OBJECTIVES = ("throughput", "latency")
+OBJECTIVES = ("throughput", "latency", *PERCENTILES)
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,15 @@ class Plan:
             raise UsageError(f"effort {self.effort!r} is none of {', '.join(EFFORTS)}")
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
+        if unknown := self.limits.percentiles.keys() - PERCENTILES:
+            raise UsageError(f"percentile {min(unknown)!r} is none of {', '.join(PERCENTILES)}")
+        if self.objective in PERCENTILES and (self.horizon or self.calls_per_update):
+            name = "horizon" if self.horizon else "calls-per-update"
+            raise UsageError(
+                f"--objective {self.objective} is about single calls, and --{name} spreads the "
+                "seconds of a few calls over all of them, which is part of no percentile",
+                hint=f"the same command without --{name}, or without --objective",
+            )
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError("a phase is named twice")
         if self.calls_per_update is not None and self.calls_per_update < 1:
@@ -146,7 +155,8 @@ class Plan:
 
     @property
     def header(self) -> Header:
-        return Header(self.target, self.device, self.seed, self.tolerance, self.calls)
+        percent = PERCENTILES.get(self.objective)
+        return Header(self.target, self.device, self.seed, self.tolerance, self.calls, percent)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -302,6 +312,20 @@ def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]
     return spaces
 
 
+def demand_percentiles_known(plan: Plan, target: Mapping[str, Any]) -> None:
+    """Check that calls differ, where a percentile of them is asked for."""
+    names = sorted({*plan.limits.percentiles, plan.objective} & PERCENTILES.keys())
+    if not names or target.get("workload", {}).get("kinds", 1) > 1:
+        return
+    option = "--objective" if names[0] == plan.objective else "--max-latency"
+    raise UsageError(
+        f"{option} {names[0]} needs calls of several shapes, and those of {plan.target} have one: "
+        "every percentile of them is the same",
+        "get_calls() in the target's file gives several, or --calls a file of recorded ones",
+        hint="--objective latency, or --max-latency 10ms",
+    )
+
+
 def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     """Check that each backend, mode and option is known to some environment."""
     backends = dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager"))
@@ -377,7 +401,7 @@ def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | No
 def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str, int | None]:
     """The batch size of each phase that comes first: the target's own, or by the objective."""
     own_size = run["target"].get("own_batch_size") or {}
-    choose = min if run["plan"]["objective"] == "latency" else max
+    choose = max if run["plan"]["objective"] == "throughput" else min
     sizes = {n: [s.batch_size or 0 for s in one.settings] for n, one in spaces.items()}
     return {name: own_size.get(name) or choose(sizes[name]) or None for name in spaces}
 

@@ -18,6 +18,8 @@ from autocompile.store.reading import demand_schema, made, plain
 SCHEMA = 1
 MOST = 256
 """Calls that a workload takes; a few dozen stand for all."""
+PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
+"""Of the calls of a workload, by the names that an objective or a limit has."""
 _HOW = "with autocompile.record(model, 'calls.json'): ...   writes one"
 _NOT_ONE = "this is no file of calls"
 
@@ -54,6 +56,20 @@ class RecordedCalls:
     distinct: tuple[Mapping[str, Any], ...]
     order: tuple[int, ...]
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RecordedCalls:
+        """Read the calls that a workload takes; a TypeError or ValueError if they are none."""
+        order = made(tuple[int, ...], data.get("order"), "order")[:MOST]
+        distinct = made(tuple[dict[str, Any], ...], data.get("distinct"), "distinct")
+        model = made(str, data.get("model"), "model")
+        calls = cls(model, distinct[: 1 + max(order, default=0)], order)
+        if not calls.order or not all(0 <= n < len(calls.distinct) for n in calls.order):
+            raise ValueError("order names no call, or one that is not there")
+        for call in calls.distinct:
+            _demand_value(made(list[Any], call.get("args"), "args"))
+            _demand_value({"dict": made(dict[str, Any], call.get("kwargs"), "kwargs")})
+        return calls
+
     def write(self, path: Path) -> None:
         data = {"schema": SCHEMA, **plain(self)}
         path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", "utf-8")
@@ -76,20 +92,10 @@ def read_calls(path: Path) -> RecordedCalls:
         raise UsageError(f"{path} is not JSON: {_NOT_ONE}", str(error), hint=_HOW) from error
     demand_schema(path, data, SCHEMA)
     try:
-        calls = RecordedCalls(
-            made(str, data["model"], "model"),
-            made(tuple[dict[str, Any], ...], data["distinct"], "distinct"),
-            made(tuple[int, ...], data["order"], "order"),
-        )
-        if not calls.order or not all(0 <= n < len(calls.distinct) for n in calls.order):
-            raise ValueError("order names no call, or one that is not there")
-        for call in calls.distinct:
-            for each in (*call["args"], *call["kwargs"].values()):
-                _demand_value(each)
-    except (KeyError, TypeError, ValueError) as error:
+        return RecordedCalls.from_dict(data)
+    except (TypeError, ValueError) as error:
         what = f"{path} is damaged: {_NOT_ONE} that can be read"
         raise UsageError(what, f"{type(error).__name__}: {error}", hint=_HOW) from error
-    return calls
 
 
 def _demand_value(value: Any) -> None:

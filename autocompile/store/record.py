@@ -147,6 +147,12 @@ class Record(TaskResult):
         return self.outcome is Outcome.OK and self.measurement is not None
 
     @property
+    def samples(self) -> int:
+        """What a measured call handles: a batch, or one call where its percentile is measured."""
+        is_percentile = self.measurement is not None and self.measurement.percent is not None
+        return 1 if is_percentile else self.batch_size or 1
+
+    @property
     def began(self) -> float | None:
         """When its process began, in Unix time; None if it had none, and in older runs."""
         return self.spans[0][1] if self.spans else None
@@ -274,6 +280,8 @@ class Measurement:
     calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
     flags: tuple[str, ...] = ()  # eager_slowed if eager is slower next to the other side than alone
     leads: tuple[int, int] = (0, 0)  # untimed calls before a block, slowed by the other side
+    percent: int | None = None  # the times are this percentile of a workload's calls, each alone
+    pass_s: float | None = None  # beside a percentile: of a whole compiled pass, about
 
     @functools.cached_property
     def speedup(self) -> Interval:
@@ -287,6 +295,11 @@ class Measurement:
     @property
     def compiled_call_s(self) -> float:
         return median(self.compiled_s)
+
+    @property
+    def compiled_pass_s(self) -> float:
+        """Of all that a side calls at once, to tell what the first such call took more."""
+        return self.compiled_call_s if self.pass_s is None else self.pass_s
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:

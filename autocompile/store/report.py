@@ -8,24 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import EAGER
+from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import demand_schema, known, of_fields, plain
 from autocompile.store.record import SCHEMA, CallKind, Outcome, Step
 
-Unit = Literal["samples/s", "steps/s"]
+Unit = Literal["samples/s", "steps/s", "calls/s"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
     """A part of a report; keys of other versions are left out when it is read."""
 
+    optional: ClassVar[tuple[str, ...]] = ()  # keys that are not there where they hold nothing
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Any:
         return of_fields(cls, known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {n: value for n, value in values.items() if value or n not in self.optional}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +197,38 @@ class Trial(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Percentile(_Part):
+    """Seconds that ``percent`` % of the calls do not exceed, those of a shape at their median."""
+
+    percent: int
+    eager_s: float
+    call_s: float  # of the best setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromCalls(_Part):
+    """The setting that takes a program of so many calls or more the least time, with compiling."""
+
+    number: int  # of the trial
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Workload(_Part):
     """The calls that a pass makes; times of a phase are of a pass."""
 
     calls: int
     kinds: int  # how many of them differ in shapes or plain arguments
+    percentiles: tuple[Percentile, ...] = ()
+    # By what is decided: the figures of a phase are of a call at this percentile, not of a pass.
+    decided_by: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseResult(_Part):
     """The answer of a phase, how sure it is, and everything that was tried."""
+
+    optional = ("as_calls_grow",)
 
     verdict: Literal["faster", "keep_eager", "failed"]
     role: str = ""  # the part of RLlib that does it
@@ -219,6 +248,7 @@ class PhaseResult(_Part):
     compiled_settings: int | None = None
     workload: Workload | None = None  # None: one call
     horizon: int | None = None  # calls of a program, over which compile time counts
+    as_calls_grow: tuple[FromCalls, ...] = ()  # where there is a horizon; by rising calls
     calls: tuple[CallKind, ...] = ()  # by shape, of the best setting
     trials: tuple[Trial, ...]
     state: str = ""  # why it is too early for a verdict
@@ -268,6 +298,8 @@ class PhaseResult(_Part):
 class Report(_Part):
     """A report: the results of all phases, and of what they are."""
 
+    optional = ("recorded_calls", "in_algorithm")
+
     schema: int = SCHEMA
     target: Target
     environment: Mapping[str, Any]  # torch and the machine
@@ -276,13 +308,14 @@ class Report(_Part):
     interrupted: bool = False
     running: bool = False
     effort: Literal["quick", "normal", "full"] = "normal"
-    objective: Literal["throughput", "latency"] = "throughput"
+    objective: Literal["throughput", "latency", "p50", "p95", "p99"] = "throughput"
     seed: int = 0
     tolerance: float | None = None
     wall_s: float | None = None
     phases: Mapping[str, PhaseResult]
     exports: Mapping[str, str] = field(default_factory=dict)  # what export prints, by format
     notice: str = ""  # what of the run could not be read
+    recorded_calls: RecordedCalls | None = None  # that the run was given
     # Of verify --in-algorithm: each figure ``untouched``, ``tuned``, and its ``gain``.
     in_algorithm: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
 
@@ -300,9 +333,3 @@ class Report(_Part):
                 hint="autocompile show --schema   (prints what a report holds)",
             ) from None
         return report
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-        if not self.in_algorithm:
-            del values["in_algorithm"]
-        return values

@@ -96,6 +96,7 @@ _FLAGS: Mapping[str, tuple[str, Any]] = {
     "phases": ("--phase", None),
     "device": ("--device", None),
     "tolerance": ("--tolerance", None),
+    "calls": ("--calls", None),
     "sampler": ("--sampler", "portfolio"),
     "timeout_s": ("--timeout", 300.0),
     "memory_limit_bytes": ("--memory-limit", None),

@@ -72,6 +72,9 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         # A dry run refuses what a run refuses.
         ("tune model.py --dry-run --memory-limit banana", ["'banana' is not a size (try 2GiB)"]),
         ("tune model.py --dry-run --max-latency soon", ["not a duration (try 5ms"]),
+        ("tune model.py --dry-run --max-latency p95=soon", ["not a duration (try 5ms"]),
+        ("tune model.py --max-latency p96=5ms", ["'p96' is none of p50, p95, p99"]),
+        ("tune model.py --objective p95 --horizon 9", ["p95 is about single calls", "--horizon"]),
         ("tune model.py --budget 1e999", ["'1e999' is not a duration"]),
         ("tune model.py --require-speedup nan", ["'nan' is not a number above 0 (try 1.05)"]),
         ("tune model.py --require-speedup 2m", ["'2m' is not a number above 0"]),
@@ -123,6 +126,7 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
         (MODEL, "--backend inducter", ["'inducter' is unknown", "--backend inductor"]),
         (MODEL, "--mode fastest", ["'fastest' is unknown", "max-autotune"]),
         (MODEL, "--phase forward_exploration", ["no phase forward_exploration", "forward"]),
+        (MODEL, "--max-latency 9s --max-latency p99=9s", ["--max-latency p99 needs calls of"]),
         (MODEL, "--device cuda:7", ["'cuda:7' cannot be used here"]),
         ("import os; os._exit(3)", "", ["crashed", "exited with code 3 in import"]),
         pytest.param(

@@ -13,6 +13,7 @@ from rich.console import Console
 from autocompile.commands.diagnose import preview
 from autocompile.report.checks import render_preview
 from autocompile.space.space import SearchSpace
+from autocompile.store.calls import RecordedCalls
 
 pytestmark = pytest.mark.usefixtures("_warm")
 
@@ -38,3 +39,20 @@ def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None
     assert any("more that may be the same as one of these" in line for line in lines)
     assert any(line.startswith("  eager · fused optimizer") for line in lines)
     assert "  cudagraphs cannot be used: it runs on cuda only" in lines
+
+
+def test_calls_of_a_file_say_what_is_tried(work: Path) -> None:
+    """Of one shape a setting for several would be nothing to try."""
+    (work / "net.py").write_text(
+        "import torch\n"
+        "def get_model(): return torch.nn.Linear(8, 8)\n"
+        "def get_inputs(): return torch.ones(2, 8)\n"
+    )
+    tensors = [{"tensor": {"shape": [n, 8], "dtype": "float32"}} for n in (3, 5)]
+    distinct = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
+    RecordedCalls("Linear", distinct, (0, 1, 0)).write(work / "calls.json")
+    space = SearchSpace(backends=("inductor",), modes=("default",))
+    found = preview("net.py", 200.0, calls=Path("calls.json"), phases=("forward",), space=space)
+    settings = found["phases"]["forward"]["settings"]
+    assert {setting["config"]["dynamic"] for setting in settings} == {None, True, False}
+    assert {setting["batch_size"] for setting in settings} == {3 + 5 + 3}

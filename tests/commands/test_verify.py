@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeExecutor, failed, measured
+from fakes import FakeExecutor, failed, measured, probed
 
 from autocompile.api import tune
 from autocompile.cli.options import numbers
@@ -18,10 +19,17 @@ from autocompile.commands.verify import (
     Check,
     check,
 )
+from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.store.calls import RecordedCalls
 
+NET = """
+import torch
+def get_model(): return torch.nn.Linear(8, 8)
+def get_inputs(batch_size): return (torch.randn(batch_size, 8),)
+"""
 FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}
 
@@ -106,11 +114,7 @@ def test_gates_ask_for_what_they_name() -> None:
 def test_the_command_verifies_a_file(
     work: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (work / "net.py").write_text(
-        "import torch\n"
-        "def get_model(): return torch.nn.Linear(8, 8)\n"
-        "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
-    )
+    (work / "net.py").write_text(NET)
     (work / "tuned.json").write_text(TunedSet((settings(EAGER),)).to_json())
     told = "--progress", "none", "--require", "speedup=2"
     done = typed("verify", "tuned.json", "--json", *told, "--budget", "60s")
@@ -123,11 +127,7 @@ def test_the_command_verifies_a_file(
 
 
 def test_without_time_for_it_all_is_open_and_passes(work: Path, typed: Callable[..., Any]) -> None:
-    (work / "net.py").write_text(
-        "import torch\n"
-        "def get_model(): return torch.nn.Linear(8, 8)\n"
-        "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
-    )
+    (work / "net.py").write_text(NET)
     (work / "tuned.json").write_text(TunedSet((settings(),)).to_json())
     told = "--progress", "none"
     done = typed("verify", "tuned.json", "--json", *told, "--budget", "1s")
@@ -190,3 +190,58 @@ def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
     done = typed("verify", "last", "--in-algorithm", "--json")
     assert done.returncode == 0, done.stderr
     assert [(one / "in_algorithm.json").exists() for one in runs] == [True, False]
+
+
+def recorded(*lengths: int, model: str = "Linear") -> RecordedCalls:
+    calls = [{"args": [{"tensor": {"shape": [n, 8], "dtype": "float32"}}]} for n in lengths]
+    distinct = [{**call, "kwargs": {}} for call in calls]
+    order = [*range(len(calls))]
+    return RecordedCalls.from_dict({"model": model, "distinct": distinct, "order": order})
+
+
+def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -> None:
+    def script(request: Mapping[str, Any]) -> Ending:
+        return measured(1.0 if request["config"]["backend"] == "eager" else 1.5)
+
+    facts = probed().payload["target"] | {"workload": {"calls": 3, "kinds": 2}}
+    calls = recorded(3, 5)
+    recorded(7, 9).write(target.parent / "other.json")
+    for given, wanted in ((None, calls), ("other.json", recorded(7, 9))):
+        executor = FakeExecutor(script, probe=probed(target=facts))
+        only = replace(settings(), calls=calls, objective="p95")
+        tune(target, executor=executor, only=only, trials=4, calls=given)
+        assert {r["percent"] for r in executor.requests} == {95}
+        assert all(RecordedCalls.from_dict(r["calls"]) == wanted for r in executor.requests)
+    executor = FakeExecutor(script)
+    result = tune(target, executor=executor, only=replace(settings(), horizon=500), trials=4)
+    assert {r.horizon for r in result.trials if r.role == "search"} == {500}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"calls": {"model": "Net", "distinct": [{"args": [{"code": "x"}], "kwargs": {}}]}},
+        {"calls": "import os"},
+        {"calls": {**vars(recorded(3)), "order": [4]}},
+        {"horizon": "long"},
+        {"objective": 95},
+    ],
+)
+def test_what_decided_is_read_as_data(work: Path, more: dict[str, Any]) -> None:
+    (work / "tuned.json").write_text(json.dumps({**settings().to_dict(), **more}))
+    with pytest.raises(UsageError, match="damaged"):
+        TunedSet.read("tuned.json")
+
+
+@pytest.mark.parametrize("options", [(), ("--calls", "third.json")])
+def test_the_command_takes_the_calls_of_the_settings_or_those_it_is_given(
+    work: Path, typed: Callable[..., Any], options: tuple[str, ...]
+) -> None:
+    """Each are of another model, which the trial's process says."""
+    (work / "net.py").write_text(NET)
+    kept = replace(settings(EAGER), calls=recorded(3, 5, model="Other"))
+    (work / "tuned.json").write_text(TunedSet((kept,)).to_json())
+    recorded(3, 5, model="Third").write(work / "third.json")
+    done = typed("verify", "tuned.json", *options, "--progress", "none")
+    assert done.returncode == 2
+    assert f"another model: it names {'Third' if options else 'Other'}" in done.stderr

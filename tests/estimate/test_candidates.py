@@ -13,6 +13,7 @@ from autocompile.estimate.candidates import Candidate, Limits, candidates
 from autocompile.estimate.decision import compare
 from autocompile.estimate.intervals import over_sets
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.store.record import CallKind
 
 FROZEN = CompileConfig(freezing=True)
 
@@ -219,3 +220,34 @@ def test_what_is_reported_is_wider_than_what_decides_and_eager_is_exactly_1() ->
     assert found.reported.high > found.speedup.high
     assert found.throughput.half_width == pytest.approx(found.reported.half_width)
     assert (eager.reported.low, eager.reported.high) == (1.0, 1.0)
+
+
+def test_limits_of_a_workload_are_of_its_calls_and_not_of_a_pass() -> None:
+    run = Run()
+    shapes = [CallKind("8", 18, 5e-5, 4e-5), CallKind("64", 2, 2e-4, 1e-4)]
+    number = run.search(LITE, 1.5, kinds=[vars(kind) for kind in shapes])
+    c = found(run)[LITE]
+    assert c.keeps(Limits(latency_s=1.01e-4)), "the slowest shape, where a pass takes 0.67 ms"
+    assert not c.keeps(Limits(latency_s=0.99e-4))
+    assert c.keeps(Limits(percentiles={"p50": 4.1e-5, "p99": 1.01e-4}))
+    assert not c.keeps(Limits(percentiles={"p50": 4.1e-5, "p99": 0.99e-4}))
+    assert c.eager_throughput == pytest.approx(4 / 1e-3)
+    # What was timed is what the race confirmed; what was not is of the search.
+    run.race(number, 1.5, 1.5, 1.5)
+    run.records = [
+        dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, percent=95))
+        for r in run.records
+        if r.measurement
+    ]
+    c = found(run)[LITE]
+    assert not c.keeps(Limits(percentiles={"p95": 0.66e-3}))
+    assert c.keeps(Limits(percentiles={"p95": 0.67e-3, "p99": 1.01e-4}))
+    assert c.eager_throughput == pytest.approx(1 / 1e-3), "of calls, as samples have no percentile"
+
+
+@pytest.mark.parametrize("calls", [1, 20])
+def test_new_weights_come_after_so_many_calls_and_not_passes(calls: int) -> None:
+    run = Run()
+    kinds = [vars(CallKind("8", calls, 5e-5, 4e-5))]
+    run.search(FROZEN, 2.0, kinds=kinds, refresh_s=1e-2, calls_per_update=100)
+    assert found(run)[FROZEN].call_s == pytest.approx(0.5e-3 + calls * 1e-2 / 100, rel=0.01)

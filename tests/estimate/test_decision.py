@@ -9,7 +9,15 @@ from fakes import measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
 from autocompile.estimate.candidates import Limits, candidates
-from autocompile.estimate.decision import SETS, Decision, decide, decide_all, finalists, is_out
+from autocompile.estimate.decision import (
+    SETS,
+    Decision,
+    as_calls_grow,
+    decide,
+    decide_all,
+    finalists,
+    is_out,
+)
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Record
 
@@ -272,3 +280,27 @@ def test_one_slow_process_alone_does_not_end_a_setting() -> None:
     run.side(plain, measured(1.04, raced_in=2000), race=2)
     run.side(lite, measured(0.9, raced_in=2000), race=2)
     assert lite not in {c.record.number for c in finalists(decided(run))}
+
+
+@pytest.mark.parametrize("passes", [100.0, 10_000.0])
+def test_a_longer_program_pays_for_a_longer_compile(passes: float) -> None:
+    run = Run()
+    run.search(LITE, 1.25, compile_s=0.2)
+    run.search(MAX, 2.0, compile_s=3.2)
+    run.plain(1.9, compile_s=30.0)  # never the best
+    run.search(CHANNELS_LAST, 1.24, compile_s=0.1)  # half as long to compile, and as fast
+    run.records = [dataclasses.replace(r, horizon=passes) for r in run.records]
+    found = as_calls_grow(candidates(run.records), Limits(), passes)
+    assert [(c.record.config, round(n)) for c, n in found] == [
+        (EAGER, 0),
+        (CHANNELS_LAST, round(0.1 / (1e-3 - 1e-3 / 1.24))),
+        (MAX, round(3.1 / (1e-3 / 1.24 - 1e-3 / 2))),
+    ]
+    few = as_calls_grow(candidates(run.records), Limits(compile_s=0.15), passes)
+    assert [c.record.config for c, _ in few] == [EAGER, CHANNELS_LAST]
+
+
+def test_where_nothing_is_faster_eager_mode_stays_for_any_number_of_calls() -> None:
+    run = Run()
+    run.search(LITE, 1.01)
+    assert [n for _, n in as_calls_grow(candidates(run.records), Limits(), 1e6)] == [0.0]

@@ -12,6 +12,7 @@ from autocompile.estimate.intervals import (
     between_runs,
     median_interval,
     over_sets,
+    percentile,
     ratio,
     speedup,
 )
@@ -167,3 +168,18 @@ def test_no_number_of_processes_makes_one_run_speak_for_others_exactly() -> None
     assert other.value == pytest.approx(1.2)
     assert found.half_width < 0.005
     assert 0.025 < other.half_width < 0.035
+
+
+@pytest.mark.parametrize(
+    ("percent", "seconds"), [(50, 2.0), (60, 2.0), (61, 3.0), (95, 3.0), (96, 9.0), (100, 9.0)]
+)
+def test_a_percentile_counts_each_kind_as_often_as_it_comes(percent: int, seconds: float) -> None:
+    times = [(9.0, 1), (2.0, 10), (3.0, 7), (1.0, 2)]
+    assert percentile(times, percent) == seconds
+    single = [s for s, calls in times for _ in range(calls)]
+    assert percentile(times, percent) == percentile([(s, 1) for s in single], percent)
+
+
+def test_of_no_call_there_is_no_percentile() -> None:
+    with pytest.raises(ValueError, match="no call"):
+        percentile([], 50)

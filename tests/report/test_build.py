@@ -9,10 +9,13 @@ import pytest
 from fakes import failed, measured
 from made_records import LITE, MAX, Run
 
+from autocompile.estimate.candidates import Limits
 from autocompile.report.build import build_report
+from autocompile.report.page import to_html
 from autocompile.result import Result
-from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Outcome
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned import Tuned
+from autocompile.store.record import Outcome, Record
 from autocompile.store.report import Report
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
@@ -140,3 +143,77 @@ def test_where_eager_mode_itself_fails_the_reason_is_its_own_error() -> None:
     found = report(run)["phases"]["forward"]
     assert found["verdict"] == "failed"
     assert found["reason"] == "eager mode itself fails: IndexError: index 16"
+
+
+SHAPES = (("8×128", 18, 5e-4, 4e-4), ("8×512", 2, 3e-3, 2e-3))
+CALLS = {"model": "Net", "distinct": [{"args": [3], "kwargs": {}}], "order": [0, 0]}
+
+
+def of_a_workload(*records: Record, **plan: Any) -> Result:
+    about = {"plan": {**PLAN, **plan}, "environment": CPU, "phases": ["forward"]}
+    about["target"] = {"workload": {"calls": 20, "kinds": 2}}
+    return Result(build_report(about, records, run_dir="x", limits=Limits()), [*records])
+
+
+def timed_at(percent: int | None = None, horizon: float | None = None) -> list[Record]:
+    run, names = Run(), ("shape", "calls", "eager_s", "call_s")
+    kinds = [dict(zip(names, shape, strict=True)) for shape in SHAPES]
+    run.records.clear()
+    run.search(EAGER, 1.0, eager_s=15e-3)
+    run.race(run.search(LITE, 1.5, kinds=kinds, eager_s=15e-3), 1.5, 1.5, 1.5, eager_s=15e-3)
+    return [
+        replace(r, measurement=replace(r.measurement, percent=percent), horizon=horizon)
+        for r in run.records
+        if r.measurement
+    ]
+
+
+def test_the_calls_of_a_workload_are_told_by_shape_and_percentile() -> None:
+    result = of_a_workload(*timed_at())
+    workload = result.to_dict()["phases"]["forward"]["workload"]
+    assert workload["decided_by"] is None
+    assert [tuple(row.values()) for row in workload["percentiles"]] == [
+        (50, 5e-4, 4e-4),
+        (95, 3e-3, 2e-3),
+        (99, 3e-3, 2e-3),
+    ]
+    lines = str(result).splitlines()
+    assert any(line.split()[:3] == ["Pass", "10", "ms"] for line in lines)
+    assert ["p95", "of", "all", "calls", "3.0", "ms", "2.0", "ms", "1.50×"] in map(str.split, lines)
+    best = result.report.phases["forward"].best
+    assert best is not None and best.break_even_calls == round(1.0 / 5e-3 * 20)
+    page = to_html(result.report)
+    assert "Calls by shape" in page and "8×512" in page and "p99 of all calls" in page
+
+
+def test_a_percentile_that_decides_is_named_with_its_seconds() -> None:
+    result = of_a_workload(*timed_at(95), objective="p95")
+    phase = result.report.phases["forward"]
+    assert phase.best is not None and phase.best.throughput.unit == "calls/s"
+    # A pass saves 18 × 0.1 ms and 2 × 1 ms, whatever its p95 saves.
+    assert phase.best.break_even_calls == round(1.0 / 3.8e-3 * 20)
+    text = str(result)
+    assert "the p95 of the calls decides" in text and "Pass" not in text
+    assert any(line.split()[:3] == ["p95", "10", "ms"] for line in text.splitlines())
+    assert "eager p95" in text and "samples/s" not in text
+
+
+def test_with_a_horizon_the_report_names_the_setting_of_each_number_of_calls() -> None:
+    result = of_a_workload(*timed_at(horizon=2000.0), horizon=40_000)
+    assert "Calls   eager up to 4 000 calls, then inductor lite" in str(result)
+    turns = result.to_dict()["phases"]["forward"]["as_calls_grow"]
+    assert turns == [{"number": 0, "calls": 0}, {"number": 1, "calls": 4000}]
+    assert "as_calls_grow" not in of_a_workload(*timed_at()).to_dict()["phases"]["forward"]
+
+
+def test_what_decided_goes_with_the_settings_and_back() -> None:
+    plan = {"calls": CALLS, "objective": "p99"}
+    result = of_a_workload(*timed_at(99), **plan)
+    again = Report.read(result.to_dict(), "it")
+    assert again.recorded_calls == result.report.recorded_calls is not None
+    tuned = Tuned.from_report(again)
+    assert Tuned.from_dict(tuned.to_dict()).to_dict() == tuned.to_dict()
+    assert (tuned.objective, tuned.to_dict()["calls"]) == ("p99", CALLS)
+    untold = Tuned.from_report(of_a_workload(*timed_at()).report).to_dict()
+    assert not untold.keys() & {"calls", "horizon", "objective"}
+    assert "recorded_calls" not in of_a_workload(*timed_at()).to_dict()

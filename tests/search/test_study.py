@@ -526,3 +526,13 @@ def test_a_cache_that_cannot_be_written_is_one_paragraph(target: Path) -> None:
 
     with pytest.raises(RunError, match="cannot write the compiler cache"):
         tuned(target, spoil, run_dir="mine")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"objective": "p95"}, {"limits": Limits(percentiles={"p50": 1})}]
+)
+def test_a_percentile_of_one_shape_is_refused_in_words(target: Path, asked: dict[str, Any]) -> None:
+    executor = FakeExecutor(script)
+    with pytest.raises(UsageError, match=r"p\d\d needs calls of several shapes") as error:
+        tuned(target, executor, **asked)
+    assert "get_calls()" in str(error.value) and not executor.requests

@@ -33,7 +33,7 @@ def test_a_workload_takes_the_first_calls_only() -> None:
         ({"order": [3]}, "order names no call"),
         ({"order": "0"}, "order is '0'"),
         ({"model": 3}, "model is 3"),
-        ({"distinct": [{"args": []}]}, "KeyError"),
+        ({"distinct": [{"args": []}]}, "kwargs is None"),
         ({"distinct": [{"args": [{"code": "x"}], "kwargs": {}}]}, "'code' is no kind"),
         ({"distinct": [{"args": [{"a": 1, "b": 2}], "kwargs": {}}]}, "damaged"),
         ({"distinct": [{"args": [{"tensor": {"shape": [-1]}}], "kwargs": {}}]}, "damaged"),

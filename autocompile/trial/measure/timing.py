@@ -7,6 +7,9 @@ What is covered:
   synchronizations, without Python's garbage collector. A search stops timing a setting that is
   clearly too slow (:func:`screen`); a race times all sides for as many rounds
   (:func:`side_by_side`);
+- a percentile of the calls of a workload. A block is passes then, whose calls are timed one by one,
+  each between two synchronizations. A kind of calls takes the median of its calls in the block, so
+  that a stall of the machine is none of it, and counts as often as it comes;
 - what a side costs the next one: its threads busy-wait for about ten milliseconds after their last
   call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5 times as
   long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is measured,
@@ -26,13 +29,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from autocompile.estimate.intervals import median, speedup
+from autocompile.estimate.intervals import median, percentile, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
 from autocompile.trial.target.calls import Calls
@@ -50,8 +53,23 @@ _SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times a
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _SLOWER = 1.03  # smaller differences between calls are noise
-_PASSES = 3  # of a workload, to tell its calls apart: they show where time goes and decide nothing
+_PASSES = 3  # of a workload, to tell its calls apart: for the report, and for limits
 _NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The calls of a pass, of which a percentile counts; ``kinds``: positions of those alike."""
+
+    calls: Sequence[Callable[[], Any]]
+    kinds: Sequence[Sequence[int]]
+    percent: int
+
+    def timed(self, passes: int, synchronize: Callable[[], None]) -> float:
+        """The percentile in seconds."""
+        runs = [_one_by_one(self.calls, synchronize) for _ in range(passes)]
+        times = ((median([run[n] for run in runs for n in k]), len(k)) for k in self.kinds)
+        return percentile(times, self.percent)
 
 
 @dataclass(frozen=True)
@@ -61,22 +79,42 @@ class Timed:
     call: Callable[[], Any]
     restore: Callable[[], None]
     context: Callable[[], contextlib.AbstractContextManager[Any]]
+    parts: Parts | None = None  # of the call, where not its mean counts
+
+    @property
+    def whole(self) -> Timed:
+        """The same, with the call timed as one."""
+        return replace(self, parts=None)
 
 
 def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
-    """Seconds per call of one block, after ``lead`` untimed calls."""
+    """Seconds per call of one block, after ``lead`` untimed calls; of parts their percentile."""
     side.restore()
     call = side.call
     with side.context():
         for _ in range(lead):
             call()
         synchronize()
+        if side.parts:
+            return side.parts.timed(calls, synchronize)
         begin = time.perf_counter_ns()
         for _ in range(calls):
             call()
         synchronize()
         end = time.perf_counter_ns()
     return max(1, end - begin) / 1e9 / calls
+
+
+def _one_by_one(calls: Sequence[Callable[[], Any]], synchronize: Callable[[], None]) -> list[float]:
+    """Seconds of each call, between two synchronizations."""
+    times = []
+    for call in calls:
+        synchronize()
+        begin = time.perf_counter_ns()
+        call()
+        synchronize()
+        times.append(max(1, time.perf_counter_ns() - begin) / 1e9)
+    return times
 
 
 def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
@@ -151,9 +189,13 @@ class Rounds:
         self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [0] * len(sides)
+        sides = [side.whole for side in sides]
+        self._whole_s = [math.inf] * len(sides)
 
         def is_long(index: int) -> bool:
-            return block(sides[index], 1, synchronize) > _LONG_CALL_S
+            took_s = block(sides[index], 1, synchronize)
+            self._whole_s[index] = min(self._whole_s[index], took_s)
+            return took_s > _LONG_CALL_S
 
         long = [index for index in range(len(sides)) if is_long(index)]
         if len(long) == len(sides):
@@ -187,12 +229,15 @@ class Rounds:
             yield self.times[index], self._sides[index], self.calls[index], self.leads[index]
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
+        parts = self._sides[index].parts
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
             calls=(self.calls[0], self.calls[index]),
             flags=flags,
             leads=(self.leads[0], self.leads[index]),
+            percent=parts.percent if parts else None,
+            pass_s=self._whole_s[index] if parts else None,
         )
 
 
@@ -246,13 +291,14 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
 
 
 def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
-    """Median seconds of a call without other sides."""
+    """Median seconds of a call, or of the percentile of its parts, without other sides."""
     time.sleep(_GAP_S)
-    if (took_s := block(side, 1, synchronize)) > _LONG_CALL_S:
-        return took_s
-    calls = fill(side, synchronize, block_s)
-    if block_s < (took_s := block(side, calls, synchronize) * calls) and calls == 1:
-        return took_s  # a busy-wait does not matter for a call this long
+    calls, whole = 1, side.whole
+    if (took_s := block(whole, 1, synchronize)) <= _LONG_CALL_S:
+        calls = fill(whole, synchronize, block_s)
+        took_s = block(whole, calls, synchronize) * calls
+    if block_s < took_s and calls == 1:  # a busy-wait does not matter for a call this long
+        return block(side, 1, synchronize) if side.parts else took_s
     return median([block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)])
 
 
@@ -278,22 +324,15 @@ def side_by_side(
 def each_call(
     sides: Sequence[Side], synchronize: Callable[[], None], passes: int = _PASSES
 ) -> list[list[float]]:
-    """By side, seconds of each call of a workload: the least of some passes that take turns."""
+    """By side, seconds of each call of a workload: the median of some passes that take turns."""
     seconds: list[list[list[float]]] = [[] for _ in sides]
     with no_garbage_collection():
         for _ in range(passes):
             for side, runs in zip(sides, seconds, strict=True):
                 side.restore()
-                times = []
                 with side.context():
-                    for inputs in side.inputs:
-                        synchronize()
-                        begin = time.perf_counter_ns()
-                        side.unit(inputs)
-                        synchronize()
-                        times.append((time.perf_counter_ns() - begin) / 1e9)
-                runs.append(times)
-    return [[min(call) for call in zip(*runs, strict=True)] for runs in seconds]
+                    runs.append(_one_by_one(side.each, synchronize))
+    return [[median(call) for call in zip(*runs, strict=True)] for runs in seconds]
 
 
 class FirstCalls:

@@ -70,6 +70,11 @@ class Side:
         return results
 
     @property
+    def each(self) -> list[Callable[[], Any]]:
+        """The calls of a pass of several, without a copy of their results."""
+        return [functools.partial(self.unit, inputs) for inputs in self.inputs]
+
+    @property
     def is_eager(self) -> bool:
         return self.config.is_eager
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
             racer.verifier.last_call(racer.side)
             record.measurement, record.reference_s = measurement, run.reference.median_s
             if side.is_warm and not side.config.is_eager:
-                record.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
+                record.compile_s = racer.clock.compile_s(measurement.compiled_pass_s)
                 record.compile_window = racer.clock.window  # others of the host may have held us
             record.outcome, record.step = Outcome.OK, Step.EXIT
 
@@ -151,7 +151,8 @@ class _Race(Comparison):
         self.reference = ReferenceWork(self.target.device)
         seed = request.header.seed + request.number
         while running := [racer for racer in self.racers if not racer.has_ended]:
-            sides = [timed(self.eager), *map(self._watched, running)]
+            eager = timed(self.eager, request.header.percent)
+            sides = [eager, *map(self._watched, running)]
             whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
             with contextlib.suppress(_Dropped), whole:
                 with channel.exclusive():
@@ -169,7 +170,7 @@ class _Race(Comparison):
 
     def _watched(self, racer: _Racer) -> Timed:
         """A side for timing whose failure inside a block is its own outcome."""
-        timing = timed(racer.side)
+        timing = timed(racer.side, self.request.header.percent)
 
         @contextlib.contextmanager
         def context() -> Iterator[None]:
@@ -178,7 +179,7 @@ class _Race(Comparison):
             if racer.has_ended:
                 raise _Dropped
 
-        return Timed(timing.call, timing.restore, context)
+        return replace(timing, context=context)
 
 
 @contextlib.contextmanager

@@ -40,18 +40,19 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
         with trial.exclusive_on_cpu():
             trial.check_first_calls(output)
             reference = ReferenceWork(trial.target.device)
-            sides, synchronize = (timed(trial.eager), timed(trial.compiled)), trial.synchronize
             with channel.exclusive():
                 channel.step(Step.MEASURE)
                 trial.verifier.share_kept(trial.compiled)
+                percent = request.header.percent
+                sides = timed(trial.eager, percent), timed(trial.compiled, percent)
                 reference.sample()
                 seed = request.header.seed + request.number
-                measurement, notes = screen(*sides, synchronize, request.limits, seed)
+                measurement, notes = screen(*sides, trial.synchronize, request.limits, seed)
                 reference.sample()
             result.reference_s, result.measurement = reference.median_s, measurement
             result.notes += notes
             if not request.config.is_eager:
-                result.compile_s = trial.clock.compile_s(measurement.compiled_call_s)
+                result.compile_s = trial.clock.compile_s(measurement.compiled_pass_s)
                 result.compile_window = trial.clock.window  # the parent takes out what it held us
             if isinstance(trial.compiled.inputs, Calls):
                 with channel.exclusive():
@@ -152,7 +153,7 @@ class _Trial(Comparison):
             with self.channel.exclusive() if counts else contextlib.nullcontext():
                 is_live, took_s = self.verifier.new_weights(compiled, self.synchronize)
             result.weights_live = is_live
-            result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)
+            result.refresh_s = max(0.0, took_s - measurement.compiled_pass_s)
             result.calls_per_update = request.calls_per_update
 
     def look_closer(self) -> None:

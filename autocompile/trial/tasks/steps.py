@@ -16,8 +16,8 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
-from autocompile.trial.measure.timing import Timed
-from autocompile.trial.target.calls import Calls, other_values
+from autocompile.trial.measure.timing import Parts, Timed
+from autocompile.trial.target.calls import Calls, kinds, other_values
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side
 from autocompile.trial.target.target import Target, seed_everything
@@ -138,8 +138,10 @@ def _demand_close(verifier: Verifier, unchanged: View, notes: list[str]) -> None
         raise Failed(Outcome.WRONG_OUTPUT, what)
 
 
-def timed(side: Side) -> Timed:
+def timed(side: Side, percent: int | None = None) -> Timed:
     """A side for timing, in which a recompile inside a block is an error.
+
+    ``percent``: of the calls of a workload, whose percentile is timed in place of their mean.
 
     Recompiles are counted after the block: torch's stance ``fail_on_recompile`` would add a
     microsecond to each compiled call.
@@ -157,4 +159,7 @@ def timed(side: Side) -> Timed:
             reasons = telemetry.recompile_reasons()
             raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
-    return Timed(side.call, side.restore, counted)
+    parts = None
+    if percent is not None and isinstance(side.inputs, Calls):
+        parts = Parts(side.each, kinds(side.inputs), percent)
+    return Timed(side.call, side.restore, counted, parts)
