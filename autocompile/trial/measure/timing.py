@@ -45,7 +45,8 @@ _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
 _LOOK_EVERY = 4  # rounds: a look after each would stop on noise more often
 _FEW = 3  # rounds of very long calls
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
-_LONG_CALL_S = 1.0  # such a call needs no warm-up beyond the calls of verification
+# Such a call needs no warm-up beyond the calls of verification, and a busy-wait does not matter.
+_LONG_CALL_S = 0.2
 _NEAR = 0.97  # of the best speed-up; a setting below it is too slow
 _ALONE_BLOCKS = 5
 _GAP_S = 0.01  # by then threads of OpenMP and onnxruntime have stopped busy-waiting
@@ -54,7 +55,6 @@ _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _SLOWER = 1.03  # smaller differences between calls are noise
 _PASSES = 3  # of a workload, to tell its calls apart: for the report, and for limits
-_NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def carried_over(
 
 
 def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[float]:
-    """Seconds of each call; empty if the first is longer than ``_NOTHING_LOST_S``."""
+    """Seconds of each call; empty if the first is longer than ``_LONG_CALL_S``."""
     side.restore()
     times = []
     with side.context():
@@ -155,7 +155,7 @@ def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[floa
             side.call()
             synchronize()
             times.append((time.perf_counter_ns() - begin) / 1e9)
-            if times[0] > _NOTHING_LOST_S:
+            if times[0] > _LONG_CALL_S:
                 return []
     return times
 
