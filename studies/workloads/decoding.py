@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--to", type=Path, default=HERE / "decoding.json")
+    parser.add_argument("--by-hand", default=",".join(BY_HAND), help="which of them")
     parser.add_argument("--keep", type=Path, help="folder for the run of the tune")
     options = parser.parse_args()
     if options.one:
@@ -132,7 +133,7 @@ def main() -> None:
         export = [sys.executable, "-m", "autocompile", "export", str(folder), "-o", str(file)]
         subprocess.run(export, check=True)
         for number in range(options.processes):
-            for name in (*BY_HAND, "pick"):
+            for name in (*options.by_hand.split(","), "pick"):
                 try:
                     found = in_process(name, str(file) if name == "pick" else "")
                 except RuntimeError as error:
