@@ -24,6 +24,7 @@ from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
+from autocompile.store.calls import workload_of
 from autocompile.store.reading import known
 from autocompile.store.record import EXPORTED, Outcome, Record
 from autocompile.store.report import (
@@ -148,8 +149,7 @@ def _phase(
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
-    has_batch = phase_of(name).has_batch_size
-    workload = run["target"].get("workload") if has_batch else None
+    workload = workload_of(name, run["target"])
     return PhaseResult(
         verdict=verdict,
         workload=Workload(**workload) if workload else None,
@@ -159,7 +159,7 @@ def _phase(
         reason=reason,
         confidence=sure,
         explanation=tuple(why(best, verdict, every, device)),
-        best=_best(best, here, exported, workload["calls"] if workload else 1) if best else None,
+        best=_best(best, here, exported, workload.get("calls", 1)) if best else None,
         ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
         by_batch_size=tuple(
             _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster

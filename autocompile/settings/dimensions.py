@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
+from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
@@ -186,6 +186,8 @@ def _some_limits(place: Place) -> tuple[int | None, ...]:
 
 
 def _takes_static(config: CompileConfig, place: Place) -> str:
+    if config.dynamic is False and place.phase == LEARNER_UPDATE and place.kinds > 1:
+        return "the train batches of a learner have more sizes than a pass shows"
     if config.dynamic is False and place.kinds > _LIMIT and not config.recompile_limit:
         return f"{place.kinds} kinds of calls pass torch's limit of {_LIMIT} programs"
     return ""

@@ -33,7 +33,7 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.settings.tuned import Tuned
-from autocompile.store.calls import RecordedCalls
+from autocompile.store.calls import RecordedCalls, workload_of
 from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
 from autocompile.store.runs import is_same_target, split_spec
@@ -340,15 +340,14 @@ def _place(phase: str, probe: ProbeResult) -> Place:
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
         target.get("writes_buffers", {}).get(phase, False),
-        target.get("workload", {}).get("kinds", 1) if phase_of(phase).has_batch_size else 1,
+        workload_of(phase, target).get("kinds", 1),
     )
 
 
 def passes_of(phase: str, run: Mapping[str, Any]) -> float | None:
     """Passes that a program of a run makes in a phase; None where nobody has said it."""
     calls: int | None = run["plan"].get("horizon")
-    a_pass = run["target"].get("workload", {}).get("calls", 1)
-    return calls and (calls / a_pass if phase_of(phase).has_batch_size else calls)
+    return calls and calls / workload_of(phase, run["target"]).get("calls", 1)
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:

@@ -92,6 +92,7 @@ def _why_no_update(target: Target, seed: int) -> str:
         side = make_side(target, LEARNER_UPDATE, inputs)
         update, synchronize = timed(side), telemetry.synchronizer(target.device)
         took_s = min(block(update, 1, synchronize) for _ in range(2))  # the first one allocates
+        took_s /= len(inputs) if isinstance(inputs, Calls) else 1
     except Exception as error:
         return f"which fails here: {first_words(error)}"
     return "" if took_s <= _LONGEST_UPDATE_S else f"which takes about {took_s:.1f} s each"
@@ -103,7 +104,13 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
     assert result.target is not None
     result.during = f"get_inputs({size})"
     inputs = inputs_of(target, phase, size, seed)
+    if target.is_rl and isinstance(inputs, Calls):  # whose number of kinds depends on the size
+        inputs = inputs_of(target, phase, None, seed)
     result.during = None
+    if isinstance(inputs, Calls):
+        calls = {"calls": len(inputs), "kinds": len(kinds(inputs))}
+        # Of RLlib's phases only the update has several; other targets have them in all.
+        result.target["workload"] = {**calls, **({"phases": [phase]} if target.is_rl else {})}
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
         _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw=1), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
@@ -127,8 +134,6 @@ def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
     """What differs between the calls; where one is timed and others may differ, a sentence."""
     assert result.target is not None
     if isinstance(inputs, Calls):
-        groups = kinds(inputs)
-        result.target["workload"] = {"calls": len(inputs), "kinds": len(groups)}
         if len(inputs) == MOST:
             result.target["choices"]["calls"] = f"the first {MOST} of them"
     elif inputs is not None and shape_of(inputs) != shape_of(others):
