@@ -154,7 +154,7 @@ def timed(side: Side) -> Timed:
         finally:
             side.is_timed = False
         if not side.is_eager and telemetry.compilations() != before:
-            reasons = telemetry.recompile_reasons()
-            raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
+            why = ("no reason is known", *telemetry.recompile_reasons())[-1]
+            raise Failed(Outcome.RECOMPILE_LIMIT, f"recompiled while it was timed: {why}")
 
     return Timed(side.call, side.restore, counted)
