@@ -175,7 +175,7 @@ def test_a_recompile_at_each_call_is_no_slow_ok_below_the_limit(work: Path, try_
 def test_a_learning_rate_that_is_a_number(
     work: Path, try_it: Try, monkeypatch: pytest.MonkeyPatch, rate: str
 ) -> None:
-    """A schedule sets another; before torch 2.12 each made a program, until the limit."""
+    """A schedule sets another: torch 2.13 makes one program for all others, static one for each."""
     monkeypatch.setattr(screening, "try_schedule", TRY_SCHEDULE)
     optimizer = f"def get_optimizer(m): return torch.optim.SGD(m.parameters(), lr={rate})"
     write(work, "return self.layer(x)", "", "x", "def get_inputs(n): return torch.ones(n, 4)")
