@@ -51,7 +51,7 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
     torch.manual_seed(0)
     model, phase, tuned = workload.get_model().to(device), workload.PHASE, how.get("tuned")
     choices = json.loads(Path(tuned).read_text())["phases"].get(phase) if tuned else None
-    is_whole = bool(choices) and choices[0]["config"]["scope"] == "step"
+    is_whole = bool(choices) and choices[0]["config"].get("scope") == "step"
     pad = workload.bucket if how.get("bucket") else lambda inputs: inputs
 
     def forward(inputs: Any) -> Any:

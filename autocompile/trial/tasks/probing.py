@@ -108,9 +108,9 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
         inputs = inputs_of(target, phase, None, seed)
     result.during = None
     if isinstance(inputs, Calls):
-        calls = {"calls": len(inputs), "kinds": len(kinds(inputs))}
-        # Of RLlib's phases only the update has several; other targets have them in all.
-        result.target["workload"] = {**calls, **({"phases": [phase]} if target.is_rl else {})}
+        result.target["workload"] = {"calls": len(inputs), "kinds": len(kinds(inputs))}
+        if target.is_rl:  # only the update has several; other targets have them in all phases
+            result.target["workload"]["phases"] = [phase]
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
         _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw=1), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
