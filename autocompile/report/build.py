@@ -31,7 +31,7 @@ from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-from autocompile.store.calls import PERCENTILES, RecordedCalls
+from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
 from autocompile.store.reading import known, made
 from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
 from autocompile.store.report import (
@@ -160,10 +160,9 @@ def _phase(
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
-    has_batch = phase_of(name).has_batch_size
-    workload = run["target"].get("workload") if has_batch else None
+    workload = workload_of(name, run["target"])
     kinds, horizon = (best.record.kinds or ()) if best else (), run["plan"].get("horizon")
-    a_pass = workload["calls"] if workload else 1
+    a_pass = workload.get("calls", 1)
     turns = as_calls_grow(here, limits, horizon / a_pass) if horizon else []
     return PhaseResult(
         verdict=verdict,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ from autocompile.settings.config import CompileConfig
 Used = TypeVar("Used", bound=Callable[..., Any])
 
 _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
+# One name each: Dynamo makes a size dynamic that differs between functions of equal name and line,
+# such as those of two env runners in one process.
+_PROGRAMS = itertools.count()
 
 
 def _lay_out(model: torch.nn.Module, value: str) -> None:
@@ -231,7 +235,8 @@ class Compiled:
         if self._model is not None and self.function == self._model._call_impl:
             home = str(type(self._model).forward.__module__)
             is_users = not home.startswith("torch.nn.")
-        function = self.function if is_users else with_own_code(self.function, "tuned")
+        name = f"tuned_{next(_PROGRAMS)}"
+        function = self.function if is_users else with_own_code(self.function, name)
         compiled = compile_function(function, self.config, self._model)
         names = parameters_of(self.function if self._model is None else self._model.forward)
         compiled = with_marks(compiled, self.config.mark_dynamic, names)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
+from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
@@ -195,12 +195,15 @@ def _some_limits(place: Place) -> tuple[int | None, ...]:
 
 
 def _takes_static(config: CompileConfig, place: Place) -> str:
-    if config.dynamic is not False or config.recompile_limit:
+    if config.dynamic is not False:
         return ""
+    if place.phase == LEARNER_UPDATE and place.kinds > 1:
+        return "the train batches of a learner have more sizes than a pass shows"
     # Of padded calls too, since they may differ in more than the axis that is padded.
     programs = max(place.kinds, len(config.edges))
-    over = f"{programs} kinds of calls pass torch's limit of {_LIMIT} programs"
-    return over if programs > _LIMIT else ""
+    if programs <= _LIMIT or config.recompile_limit:
+        return ""
+    return f"{programs} kinds of calls pass torch's limit of {_LIMIT} programs"
 
 
 def _read_argument(value: Any) -> str | int | None:

@@ -33,7 +33,7 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.settings.tuned import Tuned
-from autocompile.store.calls import PERCENTILES, RecordedCalls
+from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
 from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
 from autocompile.store.runs import is_same_target, split_spec
@@ -356,7 +356,7 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
 
 def _place(phase: str, probe: ProbeResult) -> Place:
     target = probe.target
-    work = target.get("workload", {}) if phase_of(phase).has_batch_size else {}
+    work = workload_of(phase, target)
     sizes = {} if phase_of(phase).is_own else work  # what a step gives the model is not known
     return Place(
         phase,
@@ -375,8 +375,7 @@ def _place(phase: str, probe: ProbeResult) -> Place:
 def passes_of(phase: str, run: Mapping[str, Any]) -> float | None:
     """Passes that a program of a run makes in a phase; None where nobody has said it."""
     calls: int | None = run["plan"].get("horizon")
-    a_pass = run["target"].get("workload", {}).get("calls", 1)
-    return calls and (calls / a_pass if phase_of(phase).has_batch_size else calls)
+    return calls and calls / workload_of(phase, run["target"]).get("calls", 1)
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import UsageError
+from autocompile.settings.phases import phase_of
 from autocompile.store.reading import demand_schema, made, plain
 
 SCHEMA = 1
@@ -116,3 +117,10 @@ def _demand_value(value: Any) -> None:
             raise ValueError(f"{kind!r} is no kind of value")
     elif not isinstance(value, (str, int, float, type(None))):
         raise ValueError(f"{value!r} is no value")
+
+
+def workload_of(phase: str, target: Mapping[str, Any]) -> dict[str, Any]:
+    """How many calls a pass has and of how many kinds, as a probe found; empty for one call."""
+    found = dict(target.get("workload") or {})
+    is_there = phase in found.pop("phases", [phase]) and phase_of(phase).has_batch_size
+    return found if is_there else {}

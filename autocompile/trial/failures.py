@@ -86,7 +86,7 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        why = (*recompile_reasons(), "no reason is known")[0]
+        why = ("no reason is known", *recompile_reasons())[-1]  # what went on until the limit
         result.message = f"compiled anew until torch's limit, and eager from there: {why}"
     if constant := _CONSTANT.search(str(error)):
         result.message = "{} is a constant of the model, {}, and was marked dynamic".format(

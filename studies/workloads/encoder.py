@@ -1,6 +1,6 @@
 """A text encoder whose batches have the lengths of a corpus: the target of this study.
 
-``get_calls`` gives 40 batches, which stand for all. ``single.py`` is the same model at one length.
+``get_calls`` gives 40 batches, which stand for all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import nn
 # Share of batches by the longest of their sentences, in tokens: most are short, few are long.
 HISTOGRAM = {16: 8, 24: 14, 32: 20, 40: 17, 48: 13, 64: 12, 96: 8, 128: 5, 192: 2, 256: 1}
 ROWS, WORDS, WIDTH, LAYERS = 4, 2000, 128, 4
+PHASE, USUAL = "forward", 32
 
 
 class Encoder(nn.Module):
@@ -35,7 +36,7 @@ def get_model() -> nn.Module:
     return Encoder()
 
 
-def lengths(count: int, seed: int) -> list[int]:
+def sizes(count: int, seed: int) -> list[int]:
     """Lengths of batches as of a corpus: a bin of the histogram, and a place within it."""
     generator = torch.Generator().manual_seed(seed)
     bins = [*HISTOGRAM]
@@ -54,11 +55,12 @@ def batch(length: int) -> dict[str, torch.Tensor]:
 
 
 def get_calls() -> Iterator[dict[str, torch.Tensor]]:
-    for length in lengths(40, seed=1):
+    for length in sizes(40, seed=1):
         yield batch(length)
 
 
-def pad(inputs: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
-    """The inputs with ``size`` tokens, of which the new ones are masked."""
-    more = size - inputs["ids"].shape[1]
+def bucket(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs with tokens up to a power of two, of which the new ones are masked."""
+    length = inputs["ids"].shape[1]
+    more = (1 << (length - 1).bit_length()) - length
     return {name: nn.functional.pad(x, (0, more)) for name, x in inputs.items()}

@@ -21,6 +21,7 @@ def ppo(observations=BOX, **model_config):
 
 config = ppo().training(lr=3e-3, minibatch_size=24)
 with_lstm = ppo(use_lstm=True, lstm_cell_size=8, max_seq_len=4)
+whole_batches = ppo().training(minibatch_size=None, train_batch_size_per_learner=96, lr=3e-3)
 with_gymnasium = PPOConfig().environment("CartPole-v1")
 sac = (
     SACConfig()

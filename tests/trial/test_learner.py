@@ -23,11 +23,21 @@ from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from ray.rllib.core.learner.training_data import TrainingData  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
+from autocompile.protocol.requests import ProbeResult  # noqa: E402
 from autocompile.settings.config import CompileConfig  # noqa: E402
+from autocompile.settings.dimensions import why_not  # noqa: E402
+from autocompile.space.space import _place  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
-from autocompile.trial.target.rllib import Updates, from_object, minibatch  # noqa: E402
+from autocompile.trial.target.calls import Calls, first_call  # noqa: E402
+from autocompile.trial.target.rllib import (  # noqa: E402
+    Updates,
+    _episodes,
+    from_object,
+    minibatch,
+)
 from autocompile.trial.target.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
@@ -146,7 +156,7 @@ def test_a_side_comes_back_to_the_state_that_it_has_kept(name: str) -> None:
 
 
 def test_minibatches_are_those_of_the_algorithm() -> None:
-    batches = {name: drawn(loaded(small(name)))[MODULE] for name in KINDS}
+    batches = {name: first_call(drawn(loaded(small(name))))[MODULE] for name in KINDS}
     shapes = {n: {key: tuple(x.shape) for key, x in found.items()} for n, found in batches.items()}
     assert shapes["PPO"]["obs"] == (128, 4)
     assert {"advantages", "value_targets", "action_logp", "loss_mask"} <= shapes["PPO"].keys()
@@ -325,3 +335,33 @@ def test_a_setting_that_compiles_for_each_number_of_steps_shows_it() -> None:
     for _ in range(5):
         side.run()
     assert telemetry.dynamo_facts()["recompiles"] == 4
+
+
+def test_whole_train_batches_are_a_workload(try_it: Try) -> None:
+    """Each has a row more for each of its episodes, whose number differs."""
+    where = f"{TARGETS / 'rl.py'}:whole_batches"
+    phases = ["learner_update", "forward_exploration"]
+    probed = try_it(where, kind="probe", phases=phases)
+    assert probed["target"]["workload"] == {"calls": 4, "kinds": 4, "phases": ["learner_update"]}
+    own = probed["target"]["own_batch_size"]["learner_update"]
+    assert own == 4 * 96
+    place = _place("learner_update", ProbeResult.read(probed))
+    static = CompileConfig("aot_eager", dynamic=False)
+    assert "more sizes than a pass shows" in why_not(static, place)
+    assert _place("forward_exploration", ProbeResult.read(probed)).kinds == 1
+    result = try_it(where, "learner_update", batch_size=own)
+    assert result["outcome"] == "ok", result["message"]
+    assert len(result["kinds"]) == 4 and result["graphs"] >= 2
+
+
+def test_minibatches_have_one_size_also_where_a_batch_is_no_multiple() -> None:
+    """RLlib begins a batch anew where it ends, so none is smaller: nothing to make a pass of."""
+    config = small("PPO").training(minibatch_size=16, train_batch_size_per_learner=40, num_epochs=2)
+    updates = Updates(config, loaded(config).model)
+    episodes = _episodes(config, loaded(config).model, 40)
+    given = TrainingData(episodes=episodes)
+    batches = updates.learner._create_iterator_if_necessary(
+        training_data=given, minibatch_size=16, num_epochs=2
+    )
+    assert {len(batch.policy_batches[MODULE]["obs"]) for batch in batches} == {16}
+    assert not isinstance(drawn(loaded(config)), Calls)

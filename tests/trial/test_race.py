@@ -179,7 +179,7 @@ def test_who_fails_is_out_and_the_others_go_on(try_it: Try, net: Path) -> None:
         "flux_capacitor": ("unsupported", "compile"),
         "fails_later": ("runtime_error", "measure"),
         "exits": ("compile_error", "compile"),
-        "recompiles": ("runtime_error", "measure"),
+        "recompiles": ("recompile_limit", "measure"),
         "exits_later": ("runtime_error", "measure"),
         "aot_eager": OK,
     }

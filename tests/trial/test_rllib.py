@@ -26,6 +26,8 @@ from autocompile.errors import TargetError
 from autocompile.export.choices import Choice
 from autocompile.export.python import code_of
 from autocompile.protocol.requests import ExportedCode
+from autocompile.runtime.applying import apply_to_phase
+from autocompile.runtime.rllib.actors import warm_up
 from autocompile.runtime.rllib.observations import _rows
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
@@ -207,6 +209,57 @@ def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any)
     assert "0.003" in target.choices["optimizer"]
     assert target.algorithm == "ray.rllib.algorithms.ppo.ppo:PPOConfig"
     assert spec.own_batch_size == {} and spec.algorithm is None
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "sizes", "threads"),
+    [
+        ({}, (6, 6), (2, 2)),
+        ({"evaluation_interval": 1}, (6, 6), (2, 2)),
+        ({"explore": False}, (6, 6), (2, 2)),  # of no evaluation
+        ({"evaluation_interval": 1, "explore": False, "envs": 3}, (6, 3), (2, None)),
+        ({"evaluation_num_env_runners": 2, "explore": False, "envs": 3}, (6, 3), (2, 1)),
+        ({"evaluation_interval": 1, "envs": 3}, (6, 6), (2, 2)),
+    ],
+)
+def test_evaluation_is_measured_by_its_own_runners(
+    monkeypatch: pytest.MonkeyPatch, evaluation: Any, sizes: Any, threads: Any
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = of_spaces(PPOConfig)
+    runners = {"num_envs_per_env_runner": 6, "num_cpus_per_env_runner": 2}
+    config.env_runners(num_env_runners=1, **runners)
+    others = {"num_cpus_per_env_runner": 1}
+    if envs := evaluation.get("envs"):
+        others["num_envs_per_env_runner"] = envs
+    others |= {key: value for key, value in evaluation.items() if key == "explore"}
+    given = {key: value for key, value in evaluation.items() if key.startswith("evaluation")}
+    target = from_object(config.evaluation(evaluation_config=others, **given))
+    worker = ("forward_exploration", "forward_inference")
+    assert tuple(target.own_batch_size[phase] for phase in worker) == sizes
+    assert tuple(target.threads.get(phase) for phase in worker) == threads
+    is_told = envs is not None and "explore" not in evaluation
+    assert ("--batch-size 6,3" in target.choices.get("evaluation", "")) == is_told
+
+
+def test_runners_of_one_process_have_programs_of_their_own_sizes(module: Any) -> None:
+    """Dynamo would make the second one dynamic, which was measured static."""
+    sizes: list[Any] = []
+
+    def spy(graph: Any, inputs: Any) -> Any:
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 2]
+        sizes.append([str(x.shape[0]) for x in tensors if x.shape[1] == 8 and x.shape[0] != 16])
+        return graph.forward
+
+    torch._dynamo.register_backend(spy, name="spy_sizes")
+    telemetry.reset_dynamo("spy_sizes")
+    runners = [load(module, "config").inference_model for _ in range(2)]
+    for runner in runners:
+        apply_to_phase(runner, "forward_exploration", CompileConfig("spy_sizes"))
+    for _ in range(2):
+        for runner, environments in zip(runners, (6, 3), strict=True):
+            assert warm_up(runner, "forward_exploration", environments)
+    assert sizes == [["6"], ["3"]]
 
 
 def of_spaces(kind: Any, observations: Any = BOX) -> Any:

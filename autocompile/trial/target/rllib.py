@@ -35,14 +35,17 @@ from autocompile.errors import TargetError
 from autocompile.runtime.rllib import observations
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
+    FORWARD_INFERENCE,
     FORWARD_TRAIN,
     LEARNER_UPDATE,
     PHASES,
     TRAIN_STEP,
 )
+from autocompile.trial.target.calls import Calls
 from autocompile.trial.target.target import Target
 
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
+_SIZES = 4  # of whole train batches in a pass: enough to tell one program from one for each size
 
 
 def from_object(value: Any) -> Target:
@@ -80,10 +83,65 @@ def _from_config(config: Any) -> Target:
     }
     _take_calls_per_update(config, envs, target)
     _take_threads(config, target)
+    _take_evaluation(config, envs, target)
     if config.enable_rl_module_and_learner:
         target.make_learner = lambda model: Updates(config, model)
-        target.phase_inputs[LEARNER_UPDATE] = lambda count: minibatch(config, module, count or rows)
+        if config.minibatch_size or getattr(config, "replay_buffer_config", None):
+            target.phase_inputs[LEARNER_UPDATE] = lambda c: minibatch(config, module, c or rows)
+        else:
+            _take_whole_batches(config, module, rows, target)
     return target
+
+
+def _take_whole_batches(config: Any, module: Any, rows: int, target: Target) -> None:
+    """Make a pass of updates of several sizes, for an algorithm that learns whole train batches.
+
+    Connectors add a row to each episode, so PPO without minibatches, IMPALA and APPO have another
+    number of rows in almost every update (200 steps of CartPole: 204 to 216). With minibatches all
+    have their size, since ``MiniBatchCyclicIterator`` begins anew where the batch ends: there is no
+    smaller last one. Nor is there in a sample of a replay buffer.
+    """
+    target.own_batch_size[LEARNER_UPDATE] = rows * _SIZES  # as of each workload, of a pass
+
+    def make_calls(count: int | None) -> Calls:
+        steps = max(2, (count or rows * _SIZES) // _SIZES)
+        return Calls(minibatch(config, module, steps, n) for n in range(1, _SIZES + 1))
+
+    target.phase_inputs[LEARNER_UPDATE] = make_calls
+    target.choices["updates"] = "whole train batches, whose rows differ with the episodes in them"
+
+
+def _take_evaluation(config: Any, envs: int, target: Target) -> None:
+    """What evaluation runners do in a phase that is not that of sampling is measured as there.
+
+    They have a module of their own, which :func:`autocompile.rllib.tuned` compiles for itself, also
+    in the process that samples. So each program has one batch size, its runner's environments.
+    """
+    if not (config.evaluation_interval or config.evaluation_num_env_runners):
+        return  # ``Algorithm.evaluate`` then samples with the runner of training
+    evaluation = config.get_evaluation_config_object()
+    phase, sampling = _phase_of(evaluation), _phase_of(config)
+    its_envs = int(evaluation.num_envs_per_env_runner or 1)
+    if phase != sampling:
+        target.own_batch_size[phase] = its_envs
+        target.threads.pop(phase, None)
+        _take_threads_of(
+            "evaluation runner",
+            evaluation.num_env_runners,
+            evaluation.num_cpus_per_env_runner,
+            [phase],
+            target,
+        )
+    elif its_envs != envs:
+        target.choices["evaluation"] = (
+            f"{its_envs} environments in {phase}, a program of its own: "
+            f"--batch-size {envs},{its_envs} tunes both"
+        )
+
+
+def _phase_of(config: Any) -> str:
+    """What its env runners call, as ``SingleAgentEnvRunner.sample`` decides."""
+    return FORWARD_EXPLORATION if config.explore else FORWARD_INFERENCE
 
 
 def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
@@ -108,19 +166,23 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
 
 
 def _take_threads(config: Any, target: Target) -> None:
-    """Ray sets OMP_NUM_THREADS of remote actors to their whole CPUs, at least 1, if not set."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return
+    """Phases are measured with the threads of the remote actors that run them."""
     actors = {
         "worker": ("env runner", config.num_env_runners, config.num_cpus_per_env_runner),
         "learner": ("learner", config.num_learners, config.num_cpus_per_learner),
     }
     for role, (name, remote, cpus) in actors.items():
-        if remote:
-            count = max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1  # or "auto"
-            target.threads |= {n: count for n, phase in PHASES.items() if phase.role == role}
-            words = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
-            target.choices[f"{name}s"] = words
+        its_phases = [n for n, phase in PHASES.items() if phase.role == role]
+        _take_threads_of(name, remote, cpus, its_phases, target)
+
+
+def _take_threads_of(name: str, remote: int, cpus: Any, phases: list[str], target: Target) -> None:
+    """Ray sets OMP_NUM_THREADS of remote actors to their whole CPUs, at least 1, if not set."""
+    if remote and "OMP_NUM_THREADS" not in os.environ:
+        count = max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1  # or "auto"
+        target.threads |= dict.fromkeys(phases, count)
+        words = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
+        target.choices[f"{name}s"] = words
 
 
 def _target(kind: str, module: Any, config: Any = None) -> Target:
@@ -165,29 +227,31 @@ class Updates:
         names = {id(p): name for name, p in module.named_parameters()}
         trained = self.learner._params.values()
         self.parameters = {names.get(id(p), f"learner.{i}"): p for i, p in enumerate(trained)}
-        self._batch: dict[str, SampleBatch] = {}
-        self._made_of: Any = None
+        self._batches: dict[int, tuple[Any, dict[str, SampleBatch]]] = {}  # and what each is of
 
     def update(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Losses, gradients and optimizer steps on a :func:`minibatch`; the loss by module."""
-        if self._made_of is not batch:
-            self._batch = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
-            self._made_of = batch
-        for columns in self._batch.values():
+        if id(batch) not in self._batches:
+            made = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
+            while len(self._batches) >= _SIZES:  # of an earlier pass
+                del self._batches[next(iter(self._batches))]
+            self._batches[id(batch)] = batch, made  # kept, so that no other has its id
+        _, of_rllib = self._batches[id(batch)]
+        for columns in of_rllib.values():
             columns.accessed_keys = set()  # as in a new minibatch: Dynamo guards on them
-        _, losses, _ = self.learner._update(self._batch)
+        _, losses, _ = self.learner._update(of_rllib)
         return {name: loss.detach() for name, loss in losses.items()}
 
 
-def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]:
+def minibatch(config: Any, module: Any, count: int, parts: int = 1) -> dict[str, dict[str, Any]]:
     """A minibatch of episodes with random observations and rewards: columns by module.
 
     An env runner samples the episodes with the module's weights. They pass through the algorithm's
     replay buffer, if any, and the learner's connectors. ``count`` are rows; for an algorithm
-    without minibatches, environment steps.
+    without minibatches, environment steps. ``parts`` says how many episodes are in a fragment.
     """
     updates = Updates(config, copy.deepcopy(module))
-    episodes = _episodes(config, module, count)
+    episodes = _episodes(config, module, count, parts)
     if getattr(config, "replay_buffer_config", None):
         episodes = _replayed(config, module, episodes, count)
     batches = updates.learner._create_iterator_if_necessary(
@@ -198,8 +262,8 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
     return {name: dict(columns) for name, columns in by_module.items()}
 
 
-def _episodes(config: Any, module: Any, count: int) -> list[Any]:
-    """Whole episodes with at least ``count`` steps in all, each as long as a rollout fragment."""
+def _episodes(config: Any, module: Any, count: int, parts: int = 1) -> list[Any]:
+    """Whole episodes with at least ``count`` steps in all, of a rollout fragment or parts of it."""
     length = _OF_A_BUFFER
     if not getattr(config, "replay_buffer_config", None):
         length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
@@ -208,7 +272,8 @@ def _episodes(config: Any, module: Any, count: int) -> list[Any]:
     for name in [name for name in vars(local) if name.startswith("callbacks_on_")]:
         setattr(local, name, None)
     spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
-    local.environment(env=observations.MadeUpEnv, env_config={**spaces, "length": length})
+    of_each = math.ceil(length / parts)
+    local.environment(env=observations.MadeUpEnv, env_config={**spaces, "length": of_each})
     environments = math.ceil(count / length)
     local.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
     local.gym_env_vectorize_mode = "sync"

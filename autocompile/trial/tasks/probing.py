@@ -94,6 +94,7 @@ def _why_no_update(target: Target, seed: int) -> str:
         side = make_side(target, LEARNER_UPDATE, inputs)
         update, synchronize = timed(side), telemetry.synchronizer(target.device)
         took_s = min(block(update, 1, synchronize) for _ in range(2))  # the first one allocates
+        took_s /= len(inputs) if isinstance(inputs, Calls) else 1
     except Exception as error:
         return f"which fails here: {first_words(error)}"
     return "" if took_s <= _LONGEST_UPDATE_S else f"which takes about {took_s:.1f} s each"
@@ -105,7 +106,13 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
     assert result.target is not None
     result.during = f"get_inputs({size})"
     inputs = inputs_of(target, phase, size, seed)
+    if target.is_rl and isinstance(inputs, Calls):  # whose number of kinds depends on the size
+        inputs = inputs_of(target, phase, None, seed)
     result.during = None
+    if isinstance(inputs, Calls):
+        result.target["workload"] = {"calls": len(inputs), "kinds": len(kinds(inputs))}
+        if target.is_rl:  # only the update has several; other targets have them in all phases
+            result.target["workload"]["phases"] = [phase]
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
         draw = 0 if isinstance(inputs, Calls) else 1
         _look_at_calls(target, inputs, inputs_of(target, phase, size, seed, draw), result)
@@ -134,11 +141,8 @@ def _look_at_calls(target: Target, inputs: Any, others: Any, result: ProbeResult
     """
     assert result.target is not None
     if isinstance(inputs, Calls):
-        groups = kinds(inputs)
         parameters = parameters_of(target.model.forward)
-        result.target["workload"] = {
-            "calls": len(inputs),
-            "kinds": len(groups),
+        result.target["workload"] |= {
             "mark_dynamic": marks(inputs, parameters),
             "buckets": buckets(inputs, parameters, target.padding),
         }

@@ -156,8 +156,8 @@ def timed(side: Side, percent: int | None = None) -> Timed:
         finally:
             side.is_timed = False
         if not side.is_eager and telemetry.compilations() != before:
-            reasons = telemetry.recompile_reasons()
-            raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
+            why = ("no reason is known", *telemetry.recompile_reasons())[-1]
+            raise Failed(Outcome.RECOMPILE_LIMIT, f"recompiled while it was timed: {why}")
 
     parts = None
     if percent is not None and isinstance(side.inputs, Calls):
