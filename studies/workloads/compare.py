@@ -62,7 +62,8 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
     if phase == "forward":
         model.eval()
         if choices:
-            autocompile.apply(model, tuned, phase)
+            padding = {n: getattr(workload, n) for n in ("pad", "unpad") if hasattr(workload, n)}
+            autocompile.apply(model, tuned, phase, **padding)
         return torch.no_grad()(lambda inputs: forward(pad(inputs)))
 
     optimizer = workload.get_optimizer(model)
