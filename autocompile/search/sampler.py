@@ -179,7 +179,10 @@ class PortfolioSampler(ListedSampler):
         super().__init__(settings, own_sizes)
         priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         self._effects = Effects(self.settings, priors)
-        self._cost_s = np.array([priors[s.phase].cost_s(s.config) for s in settings])
+        # A prior's seconds are those of one or two programs.
+        self._cost_s = np.array(
+            [priors[s.phase].cost_s(s.config) * max(1, s.config.programs / 2) for s in settings]
+        )
         self._weight = np.where(self._is_own, 1.0, _OTHERS)
         self._is_first = np.array([s.config.is_plain_eager for s in settings])  # speed-ups need it
         self._is_eager = np.array([s.config.is_eager for s in settings])

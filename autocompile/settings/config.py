@@ -250,7 +250,25 @@ class CompileConfig:
         if self.mode not in ("default", *_OF_MODES):
             coarse.add(f"mode={self.mode}")
         coarse |= {f"{n}={getattr(self, n)}" for n in ("scope", "freezing")} - _PLAIN_FAMILIES
+        if sizes := self._of_sizes:
+            coarse.add(sizes)
         return frozenset(f"{self.backend} {name}".strip() for name in (coarse or {""}))
+
+    @property
+    def _of_sizes(self) -> str:
+        """How it serves calls of several sizes; empty where torch decides."""
+        if self.buckets or self.mark_dynamic:
+            return "padded" if self.buckets else "marked"
+        return "" if self.dynamic is None else f"dynamic={self.dynamic}"
+
+    @property
+    def programs(self) -> int:
+        """How many programs it compiles for one function, about: torch's own choice is two."""
+        if self.buckets:
+            return len(self.edges)
+        if self.dynamic is False:
+            return (self.recompile_limit or 8) // 2
+        return 1 if self.mark_dynamic or self.dynamic else 2
 
     @functools.cached_property
     def features(self) -> frozenset[str]:
