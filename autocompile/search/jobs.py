@@ -55,9 +55,10 @@ class Budget:
         """Seconds left for the search if the races take ``races_s``."""
         return self.left_s - min(_FOR_RACES * self._most_s, races_s)
 
-    def is_over(self, races_s: float = 0.0) -> bool:
-        """Whether running jobs must be ended, at 110 % or to leave ``races_s`` for the races."""
-        is_late = races_s > 0 and self.for_search_s(races_s) < -_GRACE * self._most_s
+    def is_over(self, races_s: float | None = None) -> bool:
+        """Whether running jobs must be ended, to leave ``races_s`` for the races or at 110 %."""
+        late = -_GRACE * self._most_s
+        is_late = races_s is not None and self.for_search_s(races_s) < late
         return is_late or self.spent_s > _MOST * self._most_s
 
 

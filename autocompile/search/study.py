@@ -124,7 +124,7 @@ class Study:
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends."""
         has_baseline = not self.sampler.baselines.isdisjoint(self._running.values())
-        return self.budget.is_over(0.0 if has_baseline else self._races_s)
+        return self.budget.is_over(None if has_baseline else self._races_s)
 
     def _limit_s(self) -> float:
         """How long a trial may take that begins now, so that it ends before the races.

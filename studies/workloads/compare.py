@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+_LONGEST_S = 120  # of a program
 BY_HAND: dict[str, dict[str, Any]] = {
     "eager": {},
     "plain": {"compile": {}},
@@ -112,7 +113,10 @@ def in_process(how: dict[str, Any], seed: int, options: Any) -> dict[str, float]
     one += ["--device", options.device, "--first", str(options.first), "--next", str(options.next)]
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
-        done = subprocess.run(one, env=env, capture_output=True, text=True)
+        try:
+            done = subprocess.run(one, env=env, capture_output=True, text=True, timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return {"error": f"it did not end in {_LONGEST_S} s"}  # type: ignore[dict-item]
     if done.returncode:
         return {"error": done.stderr.strip()[-300:]}  # type: ignore[dict-item]
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import re
@@ -202,6 +203,10 @@ def test_a_setting_that_pads_needs_pad(tmp_path: Path) -> None:
         applied(tmp_path, padded(unpads=True), EACH, pad=True)
 
 
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="this torch.compile has no isolate_recompiles",
+)
 def test_a_limit_is_of_its_own_compile_alone() -> None:
     """Two of one function, with more programs together than each may have."""
 
