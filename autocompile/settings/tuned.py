@@ -187,9 +187,8 @@ def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
     """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
     if phase.answer is None:
         return ()
-    rows = phase.sizes if phase.answer.batch_size is None else phase.by_batch_size
     choices = []
-    for row in sorted(rows, key=lambda row: row.batch_size or 0):
+    for row in sorted(phase.sizes, key=lambda row: row.batch_size or 0):
         config, speedup = EAGER, dict.fromkeys(("value", "low", "high"), 1.0)
         if row.is_faster:
             config = CompileConfig.from_dict(phase.config_of(row.number), name)

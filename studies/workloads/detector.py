@@ -23,7 +23,10 @@ def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 
 class Detector(nn.Module):
-    """Boxes, as centre and size in pixels, and scores of each class, best of all scales first."""
+    """Boxes, as centre and size, and scores of each class, of all places at both scales.
+
+    Which are best is left to the program: where two are nearly equal, rounding orders them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,12 +43,8 @@ class Detector(nn.Module):
         found = [
             self._decoded(head(x)) for head, x in zip(self.heads, (fine + up, coarse), strict=True)
         ]
-        boxes = torch.cat([boxes for boxes, _ in found], 1)
-        scores = torch.cat([scores for _, scores in found], 1)
-        best = scores.amax(2).topk(50).indices.unsqueeze(2)
-        return boxes.gather(1, best.expand(-1, -1, 4)), scores.gather(
-            1, best.expand_as(scores[:, :50])
-        )
+        boxes, scores = zip(*found, strict=True)
+        return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     @staticmethod
     def _decoded(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

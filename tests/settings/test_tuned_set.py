@@ -16,6 +16,7 @@ from autocompile.errors import RunError
 from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
+from autocompile.store.report import Report
 
 FAST = {"value": 1.5, "low": 1.4, "high": 1.6}
 
@@ -143,3 +144,12 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
     Path("tuned.json").write_text(TunedSet((gpu, CPU)).to_json())
     assert "enough is known" in said("verify", "tuned.json", "--in-algorithm")
     assert tried == ["net.py"]
+
+
+def test_where_nothing_but_eager_mode_worked_that_is_the_choice() -> None:
+    report = Report.read(json.loads((RUNS / "cpu" / "report.json").read_text()), "cpu")
+    name, phase = next((n, p) for n, p in report.phases.items() if p.best and p.best.batch_size)
+    alone = replace(phase, verdict="keep_eager", by_batch_size=())
+    (choice,) = Tuned.from_report(replace(report, phases={name: alone})).phases[name]
+    assert choice.config.is_eager
+    assert choice.batch_size == phase.best.batch_size
