@@ -115,6 +115,26 @@ def test_a_number_that_the_step_counts_compiles_it_again(write: Any, try_it: Try
     assert "calls % 2) changes" in result["message"]
 
 
+def test_a_wrong_gradient_is_found_before_the_optimizer_steps(write: Any, try_it: Try) -> None:
+    half = "(0.5 if torch.compiler.is_compiling() else 0)"  # the gradient, and the loss as it is
+    lie = f"{half} * (self.layer(x).relu().detach() - self.layer(x).relu())"
+    write(ACCUMULATED.replace("calls % 2", "calls % 100"), lie)
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output"
+    assert "gradients" in result["message"]
+
+
+def test_what_get_step_draws_is_the_same_on_both_sides(write: Any, try_it: Try) -> None:
+    step = (
+        "def get_step(model):\n    noise = torch.randn(8)\n    return lambda x: model(x) + noise\n"
+    )
+    write(step)
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it("model.py", "inference_step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+
+
 def test_an_optimizer_that_does_not_step_is_found(write: Any, try_it: Try) -> None:
     lie = "optimizer.step() if not torch.compiler.is_compiling() else None"
     write(SCHEDULED.replace("optimizer.step()", lie, 1))

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.trial.target.target import seed_everything
 
 _DEPTH = 6  # of objects in objects, such as a cache of layers of tensors
+_MANY = 1000  # parts of a container: one with more, such as a data set, is no state of a step
 _PLAIN = (torch.Tensor, ModuleType, type, str, bytes, int, float, complex, type(None))
 
 Step = Callable[[Any], Any]
@@ -21,10 +23,15 @@ Step = Callable[[Any], Any]
 
 def maker_of(get_step: Callable[..., Any], place: str) -> tuple[Callable[..., Step], bool]:
     """``get_step`` as a function of a model and an optimizer, and whether it trains."""
-    trains = len(inspect.signature(get_step).parameters) > 1
+    names = inspect.signature(get_step).parameters
+    trains = "optimizer" in names or len(names) > 1
 
     def make(model: torch.nn.Module, optimizer: Any) -> Step:
-        step = get_step(model, optimizer) if trains else get_step(model)
+        seed_everything(0)  # what it draws is the same on each side
+        if "optimizer" in names:
+            step = get_step(model, optimizer=optimizer)
+        else:
+            step = get_step(model, optimizer) if trains else get_step(model)
         if not callable(step):
             raise TargetError(
                 f"get_step() of {place} returns a {type(step).__name__}, which cannot be called",
@@ -98,6 +105,8 @@ def _walk(
 ) -> Iterator[tuple[str, MutableMapping[Any, Any]]]:
     """The mappings from names to values that are reached from a thing, by path."""
     if isinstance(thing, (*_PLAIN, torch.optim.Optimizer)) or id(thing) in seen or not depth:
+        return
+    if isinstance(thing, (list, tuple, dict)) and len(thing) > _MANY:
         return
     seen.add(id(thing))
     parts: MutableMapping[Any, Any] = {}

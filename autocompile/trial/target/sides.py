@@ -341,7 +341,8 @@ def _compare_training(
         changes: View = {"gradients": _gradients(parameters)}
         if side.before is not None:
             pairs = zip(parameters.items(), side.before, strict=True)
-            changes = {"updates": {n: p.detach() - old.to(p.device) for (n, p), old in pairs}}
+            updates = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
+            changes = {**changes, "updates": updates}
         if not result:
             return changes
         view = {result: output, **changes, "buffers": dict(side.model.named_buffers())}
