@@ -243,7 +243,9 @@ def make_side(
         _compare_training(side, updates.parameters)
     elif phase == phases.INFERENCE_STEP:
         _take_own_step(target, side, model.eval(), phase, None)
-        side.held = lambda: (state_of(model), side.own_step and side.own_step.tensors())
+        kept = lambda: side.own_step.tensors() if side.own_step else []  # noqa: E731
+        side.held = lambda: (state_of(model), kept())
+        side.view = lambda output: {"outputs": output, "inputs": side.inputs, "state": kept()}
     else:
         prepare_model(model, config)
         if phase == phases.OPTIMIZER_STEP:

@@ -136,7 +136,7 @@ class _Trial(Comparison):
         It may compile once more, so nothing is timed after it.
         """
         calls, config = self.inputs(), self.request.config
-        if not isinstance(calls, Calls) or config.dynamic is False:
+        if not isinstance(calls, Calls) or config.is_eager or config.dynamic is False:
             return
         inputs = between(calls)
         if inputs is not None and (why := self.verifier.at_another_size(self.compiled, inputs)):
@@ -147,6 +147,7 @@ class _Trial(Comparison):
         request, result, compiled = self.request, self.result, self.compiled
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
+        self.check_between()
         if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
             counts = request.calls_per_update is not None  # else their seconds decide nothing
             with self.channel.exclusive() if counts else contextlib.nullcontext():
@@ -170,7 +171,6 @@ class _Trial(Comparison):
             result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
             with self.verifier.comparable_random_numbers(compiled):
-                self.check_between()
                 if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
                     try_schedule(self.verifier, compiled, result.notes)
                 elif compiled.optimizers:

@@ -161,6 +161,8 @@ class Verifier:
         if self._steps:  # each step is compared by its own gradients
             each = tuple(first[n] for n in where[:_MOST_KINDS])
             return each if len(each) > 1 else (*each, first_call(second))
+        if phase_of(self._phase).is_own:  # what a call computes depends on those before it
+            return Calls(first[n] for n in where[:_FEW_KINDS]), second
         # Most comparisons are of the first batch, so that has few.
         return Calls(first[n] for n in where[:_FEW_KINDS]), Calls(second[n] for n in where)
 
