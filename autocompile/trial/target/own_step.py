@@ -24,7 +24,8 @@ Step = Callable[[Any], Any]
 def maker_of(get_step: Callable[..., Any], place: str) -> tuple[Callable[..., Step], bool]:
     """``get_step`` as a function of a model and an optimizer, and whether it trains."""
     names = inspect.signature(get_step).parameters
-    trains = "optimizer" in names or len(names) > 1
+    needed = [p for p in names.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    trains = "optimizer" in names or len(needed) > 1
 
     def make(model: torch.nn.Module, optimizer: Any) -> Step:
         seed_everything(0)  # what it draws is the same on each side

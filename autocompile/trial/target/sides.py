@@ -243,9 +243,13 @@ def make_side(
         _compare_training(side, updates.parameters)
     elif phase == phases.INFERENCE_STEP:
         _take_own_step(target, side, model.eval(), phase, None)
-        kept = lambda: side.own_step.tensors() if side.own_step else []  # noqa: E731
-        side.held = lambda: (state_of(model), kept())
-        side.view = lambda output: {"outputs": output, "inputs": side.inputs, "state": kept()}
+        side.held = lambda: (state_of(model), _kept_by_step(side))
+        side.view = lambda output: {
+            "outputs": output,
+            "inputs": side.inputs,
+            "buffers": dict(model.named_buffers()),
+            "state": _kept_by_step(side),
+        }
     else:
         prepare_model(model, config)
         if phase == phases.OPTIMIZER_STEP:
@@ -285,6 +289,10 @@ def _take_own_step(
         side.unit = step = target.make_step(model, optimizer)
     side.own_step = KeptState(step, model, optimizer)
     side.optimizers += side.own_step.optimizers
+
+
+def _kept_by_step(side: Side) -> list[torch.Tensor]:
+    return side.own_step.tensors() if side.own_step else []
 
 
 def _trained(model: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
@@ -344,16 +352,17 @@ def _compare_training(
         if side.before is not None:
             pairs = zip(parameters.items(), side.before, strict=True)
             updates = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
-            changes = {**changes, "updates": updates}
+            if any(bool(x.any()) for x in updates.values()):  # else nothing has stepped
+                changes = {"updates": updates}
         if not result:
             return changes
         view = {result: output, **changes, "buffers": dict(side.model.named_buffers())}
-        return view | ({"state": side.own_step.tensors()} if side.own_step else {})
+        return view | ({"state": _kept_by_step(side)} if side.own_step else {})
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
         rest = state_of(side.model) if result else _gradients(parameters)
-        return parameters, rest, states, side.own_step.tensors() if side.own_step else []
+        return parameters, rest, states, _kept_by_step(side)
 
     side.parameters, side.view, side.held = parameters, view, held
 

@@ -256,6 +256,7 @@ def exported_side(
             names["step"] = own_step = target.make_step(names["model"], names["optimizer"])
         side.unit = names["step"]
         side.own_step = KeptState(own_step, side.model, names["model"], names["optimizer"])
+        side.optimizers += side.own_step.optimizers
     elif phase == OPTIMIZER_STEP:
         step = names.get("step") or (lambda: names["optimizer"].step())
         side.unit = lambda _: step()

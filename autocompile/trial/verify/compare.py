@@ -36,7 +36,7 @@ _MULTIPLE = 3.0  # of what eager's own rounding moves
 # Of a result of so few numbers, such as the loss: by chance no try may move them much.
 _FEW, _MULTIPLE_OF_FEW = 4, 10.0
 _LONGER = 0.02  # than eager's may be a gradient, at least
-_GRADIENTS = ("['gradients']", "['updates']")
+_GRADIENTS = ("['gradients']", "['updates']")  # a view has one of them
 _MEAN, _VARIANCE = "running_mean']", "running_var']"  # of normalizing layers
 
 Leaves = list[tuple[str, Any]]
