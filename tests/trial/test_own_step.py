@@ -115,6 +115,22 @@ def test_a_number_that_the_step_counts_compiles_it_again(write: Any, try_it: Try
     assert "calls % 2) changes" in result["message"]
 
 
+@pytest.mark.parametrize("calls", [3, 4, 8])
+def test_a_step_that_accumulates_is_compared_where_it_steps(
+    write: Any, try_it: Try, calls: int
+) -> None:
+    write(ACCUMULATED.replace("calls % 2", f"calls % {calls}"))
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    assert not any("not compared" in note for note in result["notes"])
+    skips = "if calls % 2 == 0 and not model._compiled_call_impl:"  # where the model is compiled
+    text = ACCUMULATED.replace("if calls % 2 == 0:", skips)
+    write(text.replace("calls % 2", f"calls % {calls}"))
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output", result["message"]
+
+
 def test_a_wrong_gradient_is_found_before_the_optimizer_steps(write: Any, try_it: Try) -> None:
     half = "(0.5 if torch.compiler.is_compiling() else 0)"  # the gradient, and the loss as it is
     lie = f"{half} * (self.layer(x).relu().detach() - self.layer(x).relu())"

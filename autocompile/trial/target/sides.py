@@ -101,6 +101,7 @@ class Side:
 
     def adopt(self, other: Side) -> None:
         """Take the state that another side has kept; in place, so compiled code stays valid."""
+        self._make_states(other)
         # Looked up again, since a call may replace a buffer's tensor.
         values, numbers = other.kept
         bakes = self.config.bakes_weights  # then a write costs a refresh
@@ -114,6 +115,12 @@ class Side:
         # Not booleans: Dynamo may have changed flags of the compiled side.
         for mine, kept in zip(self._dictionaries(), numbers, strict=False):
             mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
+
+    def _make_states(self, other: Side) -> None:
+        """Give optimizers that have not stepped yet the state that the other side's have."""
+        for mine, theirs in zip(self.optimizers, other.optimizers, strict=False):
+            if theirs.state and not mine.state:
+                mine.load_state_dict(theirs.state_dict())
 
     def _changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in the same order on both sides."""

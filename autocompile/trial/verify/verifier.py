@@ -79,6 +79,7 @@ _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same
 _ROUNDINGS = 4  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+_LONGEST_PERIOD = 64  # calls of a step that accumulates, in which it steps twice
 _CHANGES = ("gradients", "updates")  # as large as the model
 _FEW_KINDS = 3  # of calls of a workload that are compared many times; each kind is twice
 _MOST_KINDS = 12  # of calls of a workload that are compared in training
@@ -534,13 +535,30 @@ class Verifier:
             self.eager.keep()
             yield self.from_kept_state(self.eager), self.from_kept_state(self.eager)
             return
-        self.eager.keep()
+        self._keep_before_a_step()
         again = self.another_side(self._precision)
         yield self.expected, again.view(self.seeded_call(again, 0))
         del again
         for index in (1, 2):
             yield self.from_kept_state(self.eager, index), self._eagers(index)
         self.eager.restore()
+
+    def _keep_before_a_step(self) -> None:
+        """Keep eager's state; that of a step that accumulates, before a call that steps.
+
+        Its optimizers have stepped once by then, so that their state is there.
+        """
+        self.eager.keep()
+        steps = 0
+        for index in range(_LONGEST_PERIOD) if self.compares_updates else ():
+            self.eager.keep()
+            if "updates" in self.eager.view(self.seeded_call(self.eager, index)):
+                steps += 1
+            if steps == 2:
+                return
+        if self.compares_updates:
+            what = f"its optimizer does not step twice in {_LONGEST_PERIOD} calls"
+            self._notes.append(f"{what}, so its steps are not compared")
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
         try:
