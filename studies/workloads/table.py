@@ -13,7 +13,6 @@ import json
 import sys
 from pathlib import Path
 
-
 USUAL = (None, False, {}, [], "default", "none", "all", "model")
 Times = dict[str, dict[str, float]]  # by setting and shape, seconds of its calls in a pass
 
