@@ -123,6 +123,12 @@ class InTraining:
         """
         tuned = self._settings.fitting(describe(_device(model, None)))
         name = phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD
+        if name not in tuned.phases:
+            raise UsageError(
+                f"a trainer takes the settings of train_step, or of forward; these are of "
+                f"{', '.join(tuned.phases)}",
+                hint="autocompile tune model.py --phase train_step,optimizer_step",
+            )
         choice = _chosen(tuned, name, batch_size)
         if not choice.config.trains:
             raise UsageError(

@@ -7,13 +7,20 @@ for example, is not marked and does not tell a call's size.
 from __future__ import annotations
 
 import bisect
+import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 Function = Callable[..., Any]
+
+_UNPADDED = (
+    "autocompile: this call is not padded, since its arguments are not those of the calls that "
+    "the settings were measured with; it is right, and may compile anew for its size"
+)
 
 
 def parameters_of(function: Function) -> tuple[str, ...]:
@@ -42,7 +49,9 @@ def as_inputs(
     if kwargs.keys() != {*others}:
         return None
     values = (*args, *(kwargs[name] for name in others))
-    return values if argument is not None or len(values) != 1 else values[0]
+    if argument is None:
+        return values[0] if len(values) == 1 else None
+    return values
 
 
 def tensor_of(inputs: Any, argument: str | int | None, axis: int) -> torch.Tensor | None:
@@ -71,7 +80,12 @@ def with_marks(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         inputs = as_inputs(marks[0][0], args, kwargs, names)
-        tensors = [tensor_of(inputs, argument, axis) for argument, axis, *_ in marks]
+        places = [argument for argument, *_ in marks]
+        if inputs is None:  # other arguments than those of the calls that were measured
+            inputs = [*args, *map(kwargs.get, names[len(args) :])]
+            places = [argument or 0 for argument in places]
+        axes = [axis for _, axis, *_ in marks]
+        tensors = [tensor_of(inputs, *place) for place in zip(places, axes, strict=True)]
         shapes = tuple(None if x is None else x.shape for x in tensors)
         if shapes in seen:
             return function(*args, **kwargs)
@@ -109,11 +123,13 @@ def with_padding(
     def call(*args: Any, **kwargs: Any) -> Any:
         inputs = as_inputs(argument, args, kwargs, names)
         x = tensor_of(inputs, argument, axis)
+        if x is None:
+            warnings.warn(_UNPADDED, stacklevel=2)
         size = edges[-1] if x is None else x.shape[axis]
         place = bisect.bisect_left(edges, size)
         if x is None or place == len(edges) or edges[place] == size:
             return function(*args, **kwargs)
-        padded = padding["pad"](inputs, edges[place])
+        padded = padding["pad"](copy.copy(inputs), edges[place])
         if isinstance(padded, torch.Tensor) or (args and inputs is args[0]):
             result = function(padded)
         elif isinstance(padded, dict):

@@ -7,6 +7,7 @@ It is data and never code: inputs of these shapes are made from it, with values 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ MOST = 256
 """Calls that a workload takes; a few dozen stand for all."""
 PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 """Of the calls of a workload, by the names that an objective or a limit has."""
+_MOST_ELEMENTS = 2**31  # of a tensor: a damaged file must not take all memory
 _HOW = "with autocompile.record(model, 'calls.json'): ...   writes one"
 _NOT_ONE = "this is no file of calls"
 
@@ -107,7 +109,7 @@ def _demand_value(value: Any) -> None:
         ((kind, inner),) = value.items()
         if kind == "tensor":
             shape = made(TensorShape, inner, "tensor")
-            if any(size < 0 for size in shape.shape):
+            if any(size < 0 for size in shape.shape) or math.prod(shape.shape) > _MOST_ELEMENTS:
                 raise ValueError(f"a tensor of shape {shape.shape}")
         elif kind == "tuple":
             _demand_value(made(list[Any], inner, kind))

@@ -133,7 +133,7 @@ def test_lightning_refuses_what_it_cannot_use(tuned: Path, tmp_path: Path) -> No
     for source, module, words, hint in (
         (tuned, "", "does not call Lit", "module="),  # the training step calls something else
         (frozen, "net", "no gradients", "tune"),
-        (step_only, "net", "no settings for forward", ""),
+        (step_only, "net", "these are of optimizer_step", "train_step"),
         (frozen, "nett", "nett", "module="),
     ):
         with pytest.raises(UsageError, match=words) as caught:

@@ -37,6 +37,14 @@ def test_a_workload_takes_the_first_calls_only() -> None:
         ({"distinct": [{"args": [{"code": "x"}], "kwargs": {}}]}, "'code' is no kind"),
         ({"distinct": [{"args": [{"a": 1, "b": 2}], "kwargs": {}}]}, "damaged"),
         ({"distinct": [{"args": [{"tensor": {"shape": [-1]}}], "kwargs": {}}]}, "damaged"),
+        (
+            {
+                "distinct": [
+                    {"args": [{"tensor": {"shape": [10**6] * 3, "dtype": "int8"}}], "kwargs": {}}
+                ]
+            },
+            "of shape",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_paragraph(

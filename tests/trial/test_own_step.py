@@ -141,6 +141,19 @@ def test_a_wrong_gradient_is_found_before_the_optimizer_steps(write: Any, try_it
     assert "gradients" in result["message"]
 
 
+def test_a_check_gets_one_call_at_a_time(write: Any, try_it: Try) -> None:
+    """The steps of a workload are compared one by one, its forward passes together."""
+    calls = "def get_calls():\n    for n in (3, 5): yield torch.randn(n, 8)\n"
+    check = "def check(expected, actual): assert expected.shape == actual.shape == SHAPE\n"
+    config = CompileConfig("aot_eager").to_dict()
+    write(CLIPPED + calls + check.replace("SHAPE", "()"))
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    write(CLIPPED + calls + check.replace("SHAPE", "(len(expected), 8)"))
+    result = try_it("model.py", "forward", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+
+
 def test_what_get_step_draws_is_the_same_on_both_sides(write: Any, try_it: Try) -> None:
     step = (
         "def get_step(model):\n    noise = torch.randn(8)\n    return lambda x: model(x) + noise\n"
@@ -166,6 +179,14 @@ def test_an_optimizer_that_does_not_step_is_found(write: Any, try_it: Try) -> No
         ("def get_step(model): return None", "cannot be called"),
         ("def get_step(model): return lambda x: MODEL(x)", "does not call the model"),
         ("def get_step(model): raise ValueError('no cache')", "no cache"),
+        (
+            "def get_step(model):\n    async def step(x): return model(x)\n    return step",
+            "coroutine or generator",
+        ),
+        (
+            "def get_step(model):\n    def step(x): yield model(x)\n    return step",
+            "coroutine or generator",
+        ),
     ],
 )
 def test_a_step_that_is_none_is_one_paragraph(
@@ -181,6 +202,110 @@ def test_the_step_of_the_file_is_what_is_tuned(write: Any, try_it: Try) -> None:
     assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == ["step"]
     write(CACHED)
     assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == ["inference_step"]
+
+
+SECOND = """
+def get_step(model, optimizer):
+    log_alpha = torch.zeros((), requires_grad=True)
+    critic = torch.nn.Linear(8, 1)
+    others = torch.optim.Adam([log_alpha, *critic.parameters()], lr=0.01)
+    def step(x):
+        for each in (optimizer, others):
+            each.zero_grad()
+        y = model(x)
+        loss = (critic(y) * log_alpha.exp()).square().mean() + SHARE * y.mean().detach() * log_alpha
+        loss.backward()
+        optimizer.step()
+        others.step()
+        return loss.detach()
+    return step
+"""
+
+
+def test_what_a_second_optimizer_trains_is_compared(write: Any, try_it: Try) -> None:
+    config = CompileConfig("aot_eager").to_dict()
+    write(SECOND.replace("SHARE", "1"))
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    write(SECOND.replace("SHARE", "(2 if model._compiled_call_impl else 1)"))
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output"
+    write(
+        SECOND.replace("SHARE", "1").replace(
+            "others.step()", "None if model._compiled_call_impl else others.step()"
+        )
+    )
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output"
+    assert "the step of step.log_alpha" in result["message"]
+
+
+STATES = {
+    "a tensor that is None at first": "last = None",
+    "a number in a list": "last = [0.0]",
+    "a list that grows": "last = []",
+    "a deque": "last = collections.deque(maxlen=2)",
+    "a dictionary that grows": "last = {}",
+    "slots": "last = Slots()",
+    "an attribute of a function": "last = lambda: None",
+    "a default": "last = ''",
+    "a flag": "last = False",
+    "a tuple": "last = (0, None)",
+}
+CHANGES = {
+    "a tensor that is None at first": ("0 if last is None else last.sum()", "last = y"),
+    "a number in a list": ("last[0]", "last[0] += 1.0"),
+    "a list that grows": ("len(last)", "last.append(y.sum())"),
+    "a deque": ("sum(t for t, in last)", "last.append((y.sum(),))"),
+    "a dictionary that grows": ("sum(last.values())", "last[len(last)] = y.sum()"),
+    "slots": ("last.n", "last.n += 1"),
+    "an attribute of a function": ("getattr(last, 'n', 0)", "last.n = 1 + getattr(last, 'n', 0)"),
+    "a default": ("kept.get('n', 0)", "kept['n'] = 1 + kept.get('n', 0)"),
+    "a flag": ("1 if last else 2", "last = True"),
+    "a tuple": ("last[0]", "last = (last[0] + 1, y)"),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_what_a_step_keeps_is_set_back(write: Any, try_it: Try, kind: str) -> None:
+    """Else eager mode would differ from itself, or the sides from each other."""
+    before, (value, change) = STATES[kind], CHANGES[kind]
+    outer = "nonlocal last" if kind != "a default" else "pass"
+    write(f"""
+import collections
+
+class Slots:
+    __slots__ = ("n",)
+    def __init__(self):
+        self.n = 0
+
+def get_step(model):
+    {before}
+    def step(x, kept={{}} if {kind == "a default"} else None):
+        {outer}
+        y = model(x) + {value}
+        {change}
+        return y
+    return step
+""")
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it("model.py", "inference_step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    assert not any("differs from itself" in note for note in result["notes"]), result["notes"]
+
+
+def test_parts_of_the_model_are_no_state_of_the_step(write: Any, try_it: Try) -> None:
+    """A closure over them would compare parameters element by element, and not by gradients."""
+    step = CLIPPED.replace(
+        "def step", "weights, layer = [*model.parameters()], model.layer\n    def step"
+    )
+    write(step.replace("model.parameters(), 0.1", "weights or layer.parameters(), 0.1"))
+    from autocompile.trial.target.load import build, import_target
+    from autocompile.trial.target.sides import make_side
+
+    target = build("model.py", import_target("model.py"))
+    side = make_side(target, "step", target.inputs("step", None))
+    assert side.own_step and not side.own_step.tensors()
 
 
 def test_what_is_kept_elsewhere_is_said(write: Any, try_it: Try) -> None:

@@ -17,6 +17,7 @@ from in_process import Try
 import autocompile
 from autocompile.errors import UsageError
 from autocompile.runtime.machine import describe
+from autocompile.runtime.sizes import with_marks, with_padding
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
@@ -254,3 +255,31 @@ def test_exported_code_finds_the_functions_of_the_target(work: Path, try_it: Try
     more = {"kind": "race", "sides": [side], "batch_size": None, **limits}
     (found,) = try_it("model.py", "forward", **more)["sides"]
     assert found["outcome"] == "ok", found["message"]
+
+
+def test_a_call_that_leaves_out_an_argument_is_marked_and_is_told_that_it_is_not_padded() -> None:
+    """Positions name the arguments where the calls that were measured had no names."""
+    names, marked = ("ids", "more", "mask"), list[bool]()
+
+    def function(ids: torch.Tensor, more: Any = None, mask: Any = None) -> torch.Tensor:
+        marked.extend(hasattr(x, "_dynamo_dynamic_indices") for x in (ids, mask))
+        return ids + mask
+
+    ids = torch.ones(2, 9)
+    with_marks(function, ((0, 1, 5, 21), (2, 1, 5, 21)), names)(ids, mask=torch.ones(2, 9))
+    assert marked == [True, True]
+    pads = with_padding(function, (0, 1, (16,), False), names, {"pad": lambda x, size: x})
+    with pytest.warns(UserWarning, match="this call is not padded"):
+        assert pads(ids, mask=torch.ones(2, 9)).shape == (2, 9)
+
+
+def test_a_pad_that_changes_its_dictionary_leaves_the_callers(tmp_path: Path) -> None:
+    def pad(inputs: dict[str, Any], size: int) -> dict[str, Any]:
+        for name, x in inputs.items():
+            inputs[name] = torch.nn.functional.pad(x, (0, size - x.shape[1]))
+        return inputs
+
+    batch = {"ids": torch.ones(2, 9)}
+    pads = with_padding(lambda inputs: inputs["ids"], ("ids", 1, (16,), False), (), {"pad": pad})
+    assert pads(batch).shape == (2, 16)
+    assert batch["ids"].shape == (2, 9)

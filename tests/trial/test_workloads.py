@@ -56,6 +56,25 @@ def test_a_workload_is_compared_and_timed(
     assert result["graphs"] >= (1 if dynamic else 2)
 
 
+def test_a_long_call_is_no_compile_time(work: Path, try_it: Try) -> None:
+    """Of the calls that are made while it compiles, the long ones are few in a pass."""
+    path = write(work, "slow(x)")
+    slow = """
+import time
+
+@torch.compiler.disable
+def slow(x):
+    time.sleep(0.3 if len(x) == 5 else 0)
+    return 0
+"""
+    path.write_text(path.read_text() + slow)
+    config = CompileConfig("aot_eager").to_dict()
+    result = try_it("model.py", "train_step", config=config, batch_size=None)
+    long = next(kind for kind in result["kinds"] if kind["shape"] == "5×8")
+    assert long["call_s"] > 0.3
+    assert result["compile_s"] < 3 * 0.3  # three or more of its calls are made until then
+
+
 def test_the_probe_says_what_differs(target: Path, try_it: Try) -> None:
     probed = try_it("model.py", kind="probe", phases=["forward"])["target"]
     marks = [[None, 0, 3, 9]]

@@ -28,7 +28,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -38,7 +38,7 @@ import torch
 from autocompile.estimate.intervals import median, percentile, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
-from autocompile.trial.target.calls import Calls
+from autocompile.trial.target.calls import Calls, in_words
 from autocompile.trial.target.sides import Side
 
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
@@ -347,17 +347,18 @@ class FirstCalls:
     ) -> None:
         self._side, self._call = side, side.call
         self._synchronize, self._waited = synchronize, waited
-        self._seconds: list[tuple[float, int]] = []  # of how many calls
+        self._seconds: list[tuple[float, list[str]]] = []  # of calls of which shapes
         self.window: tuple[float, float] | None = None
         side.call = self._timed
 
     def stop(self) -> None:
         self._side.call = self._call
 
-    def compile_s(self, steady_s: float) -> float:
-        """Seconds above a steady rate, which is that of what the side has as inputs now."""
-        each_s = steady_s / _count(self._side.inputs)
-        return sum(max(0.0, seconds - each_s * calls) for seconds, calls in self._seconds)
+    def compile_s(self, steady_s: float, of_shape: Mapping[str, float] | None = None) -> float:
+        """Seconds above the steady ones of what the side has as inputs now, by shape if known."""
+        each_s, known = steady_s / len(_shapes(self._side.inputs)), of_shape or {}
+        steady = (sum(known.get(shape, each_s) for shape in shapes) for _, shapes in self._seconds)
+        return sum(max(0.0, s - usual) for (s, _), usual in zip(self._seconds, steady, strict=True))
 
     def _timed(self) -> Any:
         self._synchronize()
@@ -367,12 +368,12 @@ class FirstCalls:
         ended = time.monotonic()
         self.window = self.window or (began, ended)
         took_s = ended - began - (self._waited() - waited_s)
-        self._seconds.append((took_s, _count(self._side.inputs)))
+        self._seconds.append((took_s, _shapes(self._side.inputs)))
         return output
 
 
-def _count(inputs: Any) -> int:
-    return len(inputs) if isinstance(inputs, Calls) else 1
+def _shapes(inputs: Any) -> list[str]:
+    return [in_words(each) for each in (inputs if isinstance(inputs, Calls) else (inputs,))]
 
 
 class ReferenceWork:

@@ -26,7 +26,7 @@ from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.runs import split_spec
-from autocompile.trial.target.calls import each_call, first_call, from_file, from_function
+from autocompile.trial.target.calls import first_call, from_file, from_function
 from autocompile.trial.target.own_step import maker_of
 from autocompile.trial.target.target import Target, call_model
 
@@ -228,7 +228,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         target.loss = module.get_loss
         target.choices["loss"] = "get_loss() of the target"
     if hasattr(module, "check") and not _why_not_callable(module.check, None, None):
-        target.check = each_call(module.check) if hasattr(module, "get_calls") else module.check
+        target.check = module.check
         target.choices["comparison"] = "check() of the target"
     elif hasattr(module, "check") and hasattr(module, "get_model"):  # else it is unrelated
         raise TargetError("the target's check() cannot be called as check(expected, actual)")

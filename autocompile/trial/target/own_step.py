@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import copyreg
 import functools
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
-from types import FunctionType, MethodType, ModuleType
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from autocompile.errors import TargetError
 from autocompile.trial.target.target import seed_everything
+from autocompile.trial.verify.outputs import copies, is_writable
 
-_DEPTH = 6  # of objects in objects, such as a cache of layers of tensors
+_DEPTH = 4  # of objects in objects, such as a cache of layers of tensors
 _MANY = 1000  # parts of a container: one with more, such as a data set, is no state of a step
-_PLAIN = (torch.Tensor, ModuleType, type, str, bytes, int, float, complex, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_WHOLE = (torch.Tensor, torch.optim.Optimizer, ModuleType, type)
+_NO_DEPTH = (list, tuple, dict, deque, FunctionType, MethodType, torch.nn.Module)
+
+# What a module has that no call changes.
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_modules", "_parameters", "_buffers"}
+_SILENT = ("", "_modules", "_parameters", "_buffers")  # parts that are no part of a path
 
 Step = Callable[[Any], Any]
 
@@ -37,6 +47,12 @@ def maker_of(get_step: Callable[..., Any], place: str) -> tuple[Callable[..., St
             raise TargetError(
                 f"get_step() of {place} returns a {type(step).__name__}, which cannot be called",
                 hint="def get_step(model): ... return step   (a function of the inputs)",
+            )
+        if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
+            raise TargetError(
+                f"get_step() of {place} returns a coroutine or generator function",
+                "a call of it returns before any of its code has run, so there is nothing to time",
+                hint="let the step be a plain function that does all its work before it returns",
             )
         return step  # type: ignore[no-any-return]
 
@@ -63,100 +79,157 @@ def demand_calls(model: torch.nn.Module, run: Callable[[], Any]) -> Any:
 
 
 class KeptState:
-    """What a step keeps between its calls, in what it closes over and in objects of that.
-
-    Tensors are known by where they are at first: a list of losses may grow, a cache may not.
+    """What a step keeps between its calls in what it closes over, and in what that holds.
 
     Args:
         given: what it was made of, whose state is known.
 
     Attributes:
         optimizers: those that it has made itself.
+        known: ids of what is left out, since another keeps it.
     """
 
     def __init__(self, step: Step, *given: Any) -> None:
-        self._step, self._given = step, {id(x) for x in given}
-        self._names = [*self._tensors()]
-        values = (value for each in self.dictionaries() for value in each.values())
-        made = {id(x): x for x in values if isinstance(x, torch.optim.Optimizer)}
-        self.optimizers = [x for key, x in made.items() if key not in self._given]
+        self._step = step
+        self.known: set[int] = set()
+        for each in given:
+            self.known.add(id(each))
+            if isinstance(each, torch.nn.Module):
+                self.known.update(map(id, (*each.modules(), *each.parameters(), *each.buffers())))
+        found = (x for _, x in self._found())
+        self.optimizers = [x for x in found if isinstance(x, torch.optim.Optimizer)]
 
-    def tensors(self) -> list[torch.Tensor]:
-        now = self._tensors()
-        return [now.get(name, torch.empty(0)) for name in self._names]
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By path, those that it holds now."""
+        return {path: x for path, x in self._found() if isinstance(x, torch.Tensor)}
 
-    def dictionaries(self) -> list[Any]:
-        """What may hold plain numbers by name, such as a position."""
-        return [*self._containers().values()]
+    def keep(self) -> Any:
+        """A copy of all tensors, and of plain values such as a position, for :meth:`adopt`."""
+        tensors = [*self.tensors().values()]
+        copied = dict(zip(map(id, tensors), copies(tensors), strict=True))
+        return _kept(self._step, {*self.known}, _DEPTH, copied)
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{path}.{name}": value
-            for path, container in self._containers().items()
-            for name, value in container.items()
-            if isinstance(value, torch.Tensor)
-        }
+    def adopt(self, kept: Any) -> None:
+        """Take what this step or that of another side has kept."""
+        with torch.no_grad():
+            self._put_back(self._step, kept)
 
-    def _containers(self) -> dict[str, MutableMapping[Any, Any]]:
-        return dict(_walk(self._step, "step", {*self._given}, _DEPTH))
+    def _found(self) -> Iterator[tuple[str, Any]]:
+        return _walk(self._step, "step", {*self.known}, _DEPTH)
+
+    def _put_back(self, mine: Any, kept: Any) -> Any:
+        """What has to stand in the place of ``mine``."""
+        if isinstance(kept, torch.Tensor):
+            is_there = isinstance(mine, torch.Tensor) and is_writable(mine)
+            if is_there and mine.shape == kept.shape:
+                mine.copy_(kept)  # compiled code knows where it is
+                return mine
+            return kept.to(getattr(mine, "device", kept.device), copy=True)
+        if not isinstance(kept, _Kept):
+            return mine if kept is _ELSEWHERE else kept
+        old = _parts(mine) if type(mine) is kept.kind else None
+        new = {k: self._put_back((old or {}).get(k, _ELSEWHERE), x) for k, x in kept.parts.items()}
+        new = {key: value for key, value in new.items() if value is not _ELSEWHERE}
+        if old is None:  # it has not been there, or is another thing now
+            return _made(kept.kind, new, mine)
+        if old.keys() == new.keys() and all(_is_same(old[key], new[key]) for key in new):
+            return mine
+        return _made(kept.kind, new, mine) if isinstance(mine, tuple) else _write(mine, new)
 
 
-def _walk(
-    thing: Any, path: str, seen: set[int], depth: int
-) -> Iterator[tuple[str, MutableMapping[Any, Any]]]:
-    """The mappings from names to values that are reached from a thing, by path."""
-    if isinstance(thing, (*_PLAIN, torch.optim.Optimizer)) or id(thing) in seen or not depth:
-        return
-    if isinstance(thing, (list, tuple, dict)) and len(thing) > _MANY:
+_ELSEWHERE: Any = object()  # in place of what a step does not keep itself
+
+
+@dataclass
+class _Kept:
+    """A copy of a container or an object."""
+
+    kind: type
+    parts: dict[Any, Any]
+
+
+def _kept(thing: Any, seen: set[int], depth: int, copied: Mapping[int, torch.Tensor]) -> Any:
+    if _is_plain(thing):
+        return thing
+    if id(thing) in seen:
+        return _ELSEWHERE
+    seen.add(id(thing))
+    parts = _parts(thing) if depth else None
+    if parts is None:
+        return copied.get(id(thing), _ELSEWHERE)
+    depth -= not isinstance(thing, _NO_DEPTH)
+    return _Kept(type(thing), {k: _kept(x, seen, depth, copied) for k, x in [*parts.items()]})
+
+
+def _walk(thing: Any, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    """A thing and all that is reached from it, once each, by path."""
+    if _is_plain(thing) or id(thing) in seen:
         return
     seen.add(id(thing))
-    parts: MutableMapping[Any, Any] = {}
-    if isinstance(thing, torch.nn.Module):
-        for name, module in thing.named_modules():
-            place = f"{path}.{name}"
-            yield place, vars(module)
-            yield f"{place}.parameters", module._parameters
-            yield f"{place}.buffers", module._buffers
+    yield path, thing
+    depth -= not isinstance(thing, _NO_DEPTH)
+    for name, value in [*(_parts(thing) or {}).items()] if depth >= 0 else ():
+        yield from _walk(value, path if name in _SILENT else f"{path}.{name}", seen, depth)
+
+
+def _is_plain(thing: Any) -> bool:
+    return type(thing) in _PLAIN or isinstance(thing, Enum)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return old is new or (_is_plain(new) and type(old) is type(new) and bool(old == new))
+
+
+def _parts(thing: Any) -> dict[Any, Any] | None:
+    """What a thing consists of, by name or position; None if a step keeps no parts of it."""
+    of_torch = getattr(thing if isinstance(thing, FunctionType) else type(thing), "__module__", "")
+    if isinstance(thing, _WHOLE) or str(of_torch).startswith("torch._"):
+        return None
+    if isinstance(thing, (list, tuple, dict, deque)):
+        items = thing if isinstance(thing, dict) else dict(enumerate(thing))
+        return items if len(thing) <= _MANY else None
+    if isinstance(thing, FunctionType):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+        variables = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+        return {**variables, "()": thing.__defaults__, "": vars(thing)}
+    if isinstance(thing, MethodType):
+        return {"self": thing.__self__, "": thing.__func__}
+    if isinstance(thing, functools.partial):
+        return {"": thing.func, "args": thing.args, "keywords": thing.keywords}
+    by_value: Any = type(thing).__hash__
+    if by_value not in (object.__hash__, None):  # it does not change, and may be another's too
+        return None
+    slots = (name for name in copyreg._slotnames(type(thing)) if hasattr(thing, name))  # type: ignore[attr-defined]
+    every = {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots}}
+    without = _OF_MODULES if isinstance(thing, torch.nn.Module) else ()
+    return {name: value for name, value in every.items() if name not in without}
+
+
+def _write(thing: Any, parts: dict[Any, Any]) -> Any:
+    """Let a thing consist of these parts."""
+    if isinstance(thing, dict):
+        for name in thing.keys() - parts.keys():
+            del thing[name]
+        thing.update(parts)
+    elif isinstance(thing, (list, deque)):
+        thing.clear()
+        thing.extend(parts.values())
     elif isinstance(thing, FunctionType):
-        parts = _Cells(thing)
-    elif isinstance(thing, MethodType):
-        parts = {"self": thing.__self__, "function": thing.__func__}
-    elif isinstance(thing, functools.partial):
-        parts = {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
-    elif isinstance(thing, (list, tuple)):
-        parts = dict(enumerate(thing))
-    elif isinstance(thing, dict):
-        parts = thing
-    else:
-        parts = getattr(thing, "__dict__", {})
-    yield path, parts
-    for name, value in [*parts.items()]:
-        yield from _walk(value, f"{path}.{name}", seen, depth - 1)
+        cells = dict(zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True))
+        for name in cells.keys() & parts.keys():
+            cells[name].cell_contents = parts[name]
+    elif not isinstance(thing, (MethodType, functools.partial)):
+        for name in (_parts(thing) or {}).keys() - parts.keys():
+            object.__delattr__(thing, name)
+        for name, value in parts.items():
+            object.__setattr__(thing, name, value)
+    return thing
 
 
-class _Cells(MutableMapping[str, Any]):
-    """The variables that a function closes over."""
-
-    def __init__(self, function: FunctionType) -> None:
-        names = function.__code__.co_freevars
-        every = dict(zip(names, function.__closure__ or (), strict=True))
-        self._cells = {}
-        for name, cell in every.items():
-            with contextlib.suppress(ValueError):  # it is set later
-                _ = cell.cell_contents
-                self._cells[name] = cell
-
-    def __getitem__(self, name: str) -> Any:
-        return self._cells[name].cell_contents
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._cells[name].cell_contents = value
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("a variable of a closure stays")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cells)
-
-    def __len__(self) -> int:
-        return len(self._cells)
+def _made(kind: type, parts: dict[Any, Any], otherwise: Any) -> Any:
+    """A container of these parts; of an object nothing can be made."""
+    if kind is dict:
+        return parts
+    if hasattr(kind, "_fields"):
+        return kind(*parts.values())
+    return kind(parts.values()) if kind in (list, tuple) else otherwise

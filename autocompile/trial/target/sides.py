@@ -22,13 +22,12 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.calls import Calls
 from autocompile.trial.target.own_step import KeptState
 from autocompile.trial.target.target import Target, call_model
-from autocompile.trial.verify.outputs import View, copy_view, pieces
+from autocompile.trial.verify.outputs import View, copies, copy_view, is_writable, pieces
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
 _PERTURBATION = 0.1
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
-_ROOM = 4  # copies stay on a GPU that has room for so many
 
 
 @dataclass
@@ -52,8 +51,8 @@ class Side:
     own_step: KeptState | None = None  # what the user's own step keeps
     # Parameters before a call whose updates are compared, not its gradients.
     before: list[torch.Tensor] | None = None
-    # The state at the last ``keep``: values of tensors, and plain numbers.
-    kept: tuple[list[torch.Tensor], list[dict[str, Any]]] = ([], [])
+    # The state at the last ``keep``: values of tensors, plain numbers, and what the step keeps.
+    kept: tuple[list[torch.Tensor], list[dict[str, Any]], Any] = ([], [], None)
 
     def __post_init__(self) -> None:
         # What is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
@@ -93,8 +92,9 @@ class Side:
             {key: value for key, value in each.items() if type(value) in (int, float)}
             for each in self._dictionaries()
         ]
-        self.kept = [], []  # frees what was kept before
-        self.kept = copies(self._changing()), numbers
+        self.kept = [], [], None  # frees what was kept before
+        own = self.own_step.keep() if self.own_step else None
+        self.kept = copies(self._changing()), numbers, own
 
     def restore(self) -> None:
         self.adopt(self)
@@ -103,7 +103,7 @@ class Side:
         """Take the state that another side has kept; in place, so compiled code stays valid."""
         self._make_states(other)
         # Looked up again, since a call may replace a buffer's tensor.
-        values, numbers = other.kept
+        values, numbers, own = other.kept
         bakes = self.config.bakes_weights  # then a write costs a refresh
         with torch.no_grad():
             for tensor, value in zip(self._changing(), values, strict=False):
@@ -115,6 +115,8 @@ class Side:
         # Not booleans: Dynamo may have changed flags of the compiled side.
         for mine, kept in zip(self._dictionaries(), numbers, strict=False):
             mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
+        if self.own_step:
+            self.own_step.adopt(own)
 
     def _make_states(self, other: Side) -> None:
         """Give optimizers that have not stepped yet the state that the other side's have."""
@@ -125,14 +127,12 @@ class Side:
     def _changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in the same order on both sides."""
         leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
-        return [t for t in leaves if not (_is_expanded(t) or t.is_inference())]
+        return [t for t in leaves if is_writable(t)]
 
     def _dictionaries(self) -> list[dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
         of_optimizers = ([vars(o), *o.param_groups, *o.state.values()] for o in self.optimizers)
-        of_step = self.own_step.dictionaries() if self.own_step else []
-        every = [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
-        return every + of_step
+        return [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -151,13 +151,6 @@ def _has_one(x: torch.Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested and x.numel() > 0
 
 
-def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that stay on a GPU only while it has much room."""
-    need = sum(t.numel() * t.element_size() for t in tensors if t.is_cuda)
-    is_much = need and _ROOM * need > torch.cuda.mem_get_info()[0]
-    return [t.detach().to("cpu", copy=True) if is_much else t.detach().clone() for t in tensors]
-
-
 def copy_inputs(tree: Any) -> Any:
     """Copies of the tensors; a tensor that occurs twice is copied once."""
     copies: dict[int, torch.Tensor] = {}
@@ -170,13 +163,6 @@ def copy_inputs(tree: Any) -> Any:
         return copies[id(x)]
 
     return pytree.tree_map(copied, tree)
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, so that it cannot be changed in place."""
-    if tensor.layout is not torch.strided:
-        return False
-    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def random_states() -> list[bytes]:
@@ -203,7 +189,7 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
                 for x in parts:
                     x.add_((torch.randn(x.shape, device=x.device) * size).to(p))
         for b in model.buffers():
-            if b.is_floating_point() and not _is_expanded(b):
+            if b.is_floating_point() and is_writable(b):
                 b.mul_((1 + _PERTURBATION * torch.rand(b.shape, device=b.device)).to(b))
 
 
@@ -250,13 +236,6 @@ def make_side(
         _compare_training(side, updates.parameters)
     elif phase == phases.INFERENCE_STEP:
         _take_own_step(target, side, model.eval(), phase, None)
-        side.held = lambda: (state_of(model), _kept_by_step(side))
-        side.view = lambda output: {
-            "outputs": output,
-            "inputs": side.inputs,
-            "buffers": dict(model.named_buffers()),
-            "state": _kept_by_step(side),
-        }
     else:
         prepare_model(model, config)
         if phase == phases.OPTIMIZER_STEP:
@@ -265,8 +244,6 @@ def make_side(
         side.optimizers = [optimizer]
         if phase == phases.STEP:
             _take_own_step(target, side, model.train(), phase, optimizer)
-            _compare_training(side, _trained(model, optimizer), "outputs")
-            side.forget = functools.partial(model.zero_grad, set_to_none=True)
             return side
         step: Callable[[Any], Any] = lambda _: optimizer.step()  # noqa: E731
         if phase == phases.TRAIN_STEP:
@@ -278,7 +255,7 @@ def make_side(
         )
         side.unit = applied if is_whole else step
         result = "loss" if phase == phases.TRAIN_STEP else ""
-        _compare_training(side, _trained(model, optimizer), result)
+        _compare_training(side, _trained(side), result)
     return side
 
 
@@ -294,18 +271,42 @@ def _take_own_step(
     else:
         apply_config(model, phase, side.config, side.optimizers)
         side.unit = step = target.make_step(model, optimizer)
-    side.own_step = KeptState(step, model, optimizer)
-    side.optimizers += side.own_step.optimizers
+    follow_step(side, step, phase, model, optimizer)
 
 
-def _kept_by_step(side: Side) -> list[torch.Tensor]:
-    return side.own_step.tensors() if side.own_step else []
+def follow_step(side: Side, step: Callable[[Any], Any], phase: str, *given: Any) -> None:
+    """Compare and set back what a user's step changes, which is made of what is ``given``."""
+    own = side.own_step = KeptState(step, *given)
+    side.optimizers = [*side.optimizers, *own.optimizers]
+    if phase == phases.STEP:
+        _compare_training(side, _trained(side), "outputs")
+        own.known.update(map(id, side.parameters.values()))
+        side.forget = functools.partial(_drop_gradients, side.optimizers, side.model)
+        return
+    side.view = lambda output: {
+        "outputs": output,
+        "inputs": side.inputs,
+        "buffers": dict(side.model.named_buffers()),
+        "state": own.tensors(),
+    }
 
 
-def _trained(model: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+def _drop_gradients(optimizers: list[Any], model: torch.nn.Module) -> None:
+    for each in (model, *optimizers):
+        each.zero_grad(set_to_none=True)
+
+
+def _kept_by_step(side: Side) -> dict[str, torch.Tensor]:
+    return side.own_step.tensors() if side.own_step else {}
+
+
+def _trained(side: Side) -> dict[str, torch.Tensor]:
     """Without those that nothing steps, whose gradients add up as the user's own code has it."""
-    steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: p for name, p in _parameters(model).items() if id(p) in steps}
+    groups = [group for optimizer in side.optimizers for group in optimizer.param_groups]
+    steps = [p for group in groups for p in group["params"] if p.requires_grad]
+    names = {id(x): name for name, x in _kept_by_step(side).items()}
+    names |= {id(p): name for name, p in side.model.named_parameters()}
+    return {names.get(id(p), f"parameter {n} of the optimizers"): p for n, p in enumerate(steps)}
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[Any], Any]:
@@ -369,7 +370,7 @@ def _compare_training(
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
         rest = state_of(side.model) if result else _gradients(parameters)
-        return parameters, rest, states, _kept_by_step(side)
+        return parameters, rest, states
 
     side.parameters, side.view, side.held = parameters, view, held
 

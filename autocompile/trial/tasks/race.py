@@ -35,8 +35,7 @@ from autocompile.trial.measure.timing import (
     no_garbage_collection,
     side_by_side,
 )
-from autocompile.trial.target.own_step import KeptState
-from autocompile.trial.target.sides import Side, make_side
+from autocompile.trial.target.sides import Side, follow_step, make_side
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import Verifier
@@ -255,8 +254,7 @@ def exported_side(
         if not is_whole:
             names["step"] = own_step = target.make_step(names["model"], names["optimizer"])
         side.unit = names["step"]
-        side.own_step = KeptState(own_step, side.model, names["model"], names["optimizer"])
-        side.optimizers += side.own_step.optimizers
+        follow_step(side, own_step, phase, side.model, names["model"], names["optimizer"])
     elif phase == OPTIMIZER_STEP:
         step = names.get("step") or (lambda: names["optimizer"].step())
         side.unit = lambda _: step()

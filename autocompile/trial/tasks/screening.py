@@ -51,12 +51,13 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
                 reference.sample()
             result.reference_s, result.measurement = reference.median_s, measurement
             result.notes += notes
-            if not request.config.is_eager:
-                result.compile_s = trial.clock.compile_s(measurement.compiled_pass_s)
-                result.compile_window = trial.clock.window  # the parent takes out what it held us
             if isinstance(trial.compiled.inputs, Calls):
                 with channel.exclusive():
                     result.kinds = trial.kinds_of_calls()
+            if not request.config.is_eager:
+                of_shape = {kind.shape: kind.call_s for kind in result.kinds or ()}
+                result.compile_s = trial.clock.compile_s(measurement.compiled_pass_s, of_shape)
+                result.compile_window = trial.clock.window  # the parent takes out what it held us
             trial.check_last_calls(measurement)
     if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
         channel.measured(result)
@@ -187,7 +188,8 @@ class _Trial(Comparison):
             # Elsewhere they are the step's inputs, or left by a comparison.
             if phase.steps and phase.has_backward:
                 tensors.append([p.grad for p in model.parameters()])
-            return tensors, side.held()
+            own = side.own_step.tensors() if side.own_step else {}
+            return tensors, side.held(), own
 
         return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
 

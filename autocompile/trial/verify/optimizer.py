@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autocompile.trial.target.sides import Side, copies
+from autocompile.trial.target.sides import Side
 from autocompile.trial.verify.compare import UNREFERENCED
-from autocompile.trial.verify.outputs import pieces
+from autocompile.trial.verify.outputs import copies, pieces
 
 # Of the length of an update. Fused Adam and AdamW differ from the loop by 4e-7 in float32 and by
 # 8e-3 in bfloat16, whose states are rounded too (torch 2.13, CPU); the rest is room for others.

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 _LONGEST = 300  # characters of the error message of a user's check()
 _PIECE = 2**20  # elements
+_ROOM = 4  # copies stay on a GPU that has room for so many
 _DEPTH = 5  # of nested objects, such as a cache of layers of tensors
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 _VALUES = (
@@ -212,6 +213,20 @@ def _is_opaque(thing: Any) -> bool:
 
 def _name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that stay on a GPU only while it has much room."""
+    need = sum(t.numel() * t.element_size() for t in tensors if t.is_cuda)
+    is_much = need and _ROOM * need > torch.cuda.mem_get_info()[0]
+    return [t.detach().to("cpu", copy=True) if is_much else t.detach().clone() for t in tensors]
+
+
+def is_writable(tensor: torch.Tensor) -> bool:
+    """Whether it can be changed in place: not where elements share memory."""
+    if tensor.is_inference() or tensor.layout is not torch.strided:
+        return not tensor.is_inference()
+    return not any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def copy_view(view: View) -> View:

@@ -36,10 +36,9 @@ from autocompile.settings.phases import STEP, TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.calls import Calls, first_call, kinds
+from autocompile.trial.target.calls import Calls, each_call, first_call, kinds
 from autocompile.trial.target.sides import (
     Side,
-    copies,
     copy_inputs,
     make_side,
     perturb,
@@ -62,6 +61,7 @@ from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
 from autocompile.trial.verify.outputs import (
     LastResults,
     View,
+    copies,
     copy_view,
     flatten,
     has_nan,
@@ -131,6 +131,8 @@ class Verifier:
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
         self.check = target.check if "outputs" in self.expected else None
+        if self.check and isinstance(self._batches[0], Calls):
+            self.check = each_call(self.check)
         self._noise: dict[str, float] = {}
         for first, second in self._pairs():
             self._noise = largest(self._noise, differences(first, second))
