@@ -16,6 +16,7 @@ from autocompile.cli.checks import check, doctor, init, verify
 from autocompile.cli.output import say
 from autocompile.cli.record import record
 from autocompile.cli.runs import export, list_runs, show
+from autocompile.cli.suite import suite
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
@@ -63,7 +64,7 @@ def _root(
     """Find the fastest torch.compile settings that keep your model right, on this machine."""
 
 
-for _command in (tune, show, list_runs, export, verify, check, doctor, init, record):
+for _command in (tune, suite, show, list_runs, export, verify, check, doctor, init, record):
     app.command(_command.__name__.removesuffix("_runs"))(_command)
 
 

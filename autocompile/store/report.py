@@ -21,7 +21,7 @@ Unit = Literal["samples/s", "steps/s", "calls/s"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class Part:
     """A part of a report; keys of other versions are left out when it is read."""
 
     optional: ClassVar[tuple[str, ...]] = ()  # keys that are not there where they hold nothing
@@ -36,7 +36,7 @@ class _Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(_Part):
+class Target(Part):
     """What was tuned. Figures by phase are left out of phases that have none."""
 
     spec: str
@@ -56,7 +56,7 @@ class Target(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate(_Part):
+class Rate(Part):
     """A throughput."""
 
     value: float
@@ -74,7 +74,7 @@ class Throughput(Interval):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confidence(_Part):
+class Confidence(Part):
     """How sure an answer is."""
 
     word: Literal["high", "open", "low", ""] = ""  # empty in older reports
@@ -84,7 +84,7 @@ class Confidence(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported(_Part):
+class Exported(Part):
     """How the exported code of the best setting ran in a fresh interpreter.
 
     ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
@@ -98,7 +98,7 @@ class Exported(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best(_Part):
+class Best(Part):
     """The best setting of a phase; eager mode where that is to be kept."""
 
     number: int
@@ -130,7 +130,7 @@ class Best(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeRow(_Part):
+class SizeRow(Part):
     """The best setting of a batch size beside eager mode, as RLlib's benchmark has it."""
 
     batch_size: int | None
@@ -149,7 +149,7 @@ class SizeRow(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failures(_Part):
+class Failures(Part):
     """Trials that failed for one cause."""
 
     count: int
@@ -163,7 +163,7 @@ class Failures(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(_Part):
+class Trial(Part):
     """One trial."""
 
     number: int
@@ -197,7 +197,7 @@ class Trial(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Percentile(_Part):
+class Percentile(Part):
     """Seconds that ``percent`` % of the calls do not exceed, those of a shape at their median."""
 
     percent: int
@@ -206,7 +206,7 @@ class Percentile(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromCalls(_Part):
+class FromCalls(Part):
     """The setting that takes a program of so many calls or more the least time, with compiling."""
 
     number: int  # of the trial
@@ -214,7 +214,7 @@ class FromCalls(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload(_Part):
+class Workload(Part):
     """The calls that a pass makes; times of a phase are of a pass."""
 
     calls: int
@@ -225,7 +225,7 @@ class Workload(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseResult(_Part):
+class PhaseResult(Part):
     """The answer of a phase, how sure it is, and everything that was tried."""
 
     optional = ("as_calls_grow",)
@@ -295,7 +295,7 @@ class PhaseResult(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(_Part):
+class Report(Part):
     """A report: the results of all phases, and of what they are."""
 
     optional = ("recorded_calls", "in_algorithm")

@@ -17,6 +17,8 @@ from autocompile.store.record import RunFolder
 
 under = Path("runs")
 """Folder of all runs, below the current folder."""
+LIBRARIES = ("timm", "torchvision", "transformers", "diffusers")
+"""Those whose models are targets by their names, without a file."""
 HERE, ON_CLUSTER = "*/run.json", "*/*/run.json"
 """Where runs are below it; the folder of a cluster's holds one for each type of machine."""
 
@@ -35,17 +37,34 @@ def split_spec(spec: str) -> tuple[str, str]:
     return (place, name) if colon and name.isidentifier() else (spec, "")
 
 
+def library_model(spec: str) -> tuple[str, str, dict[str, str]] | None:
+    """Library, model and options of ``LIBRARY:MODEL?KEY=VALUE&KEY=VALUE``; None of other specs."""
+    library, colon, rest = spec.partition(":")
+    if library not in LIBRARIES or not colon:
+        return None
+    model, _, query = rest.partition("?")
+    pairs = (each.partition("=") for each in query.split("&") if each)
+    return library, model, {key: value for key, _, value in pairs}
+
+
 def every(folder: Path = under, patterns: Sequence[str] = (HERE, ON_CLUSTER)) -> list[Path]:
     """Folders of runs, the most recently changed last."""
     found = [p for pattern in patterns for p in folder.glob(pattern)]
     return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]
 
 
-def new_folder(spec: str) -> RunFolder:
-    """The next free folder, which is made: ``runs/<target>-0001`` and so on."""
+def short_name(spec: str) -> str:
+    """What a run's folder is called after: the file, module or model of a target."""
     place, _ = split_spec(spec)
     stem = Path(place).stem if place.endswith(".py") else place.rsplit(".", 1)[-1]
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
+    if found := library_model(spec):
+        stem = found[1]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
+
+
+def new_folder(spec: str) -> RunFolder:
+    """The next free folder, which is made: ``runs/<target>-0001`` and so on."""
+    name = short_name(spec)
     numbers = [
         int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))
     ]

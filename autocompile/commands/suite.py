@@ -1,0 +1,337 @@
+"""``autocompile suite``: a run for each of many models, within one budget, and one table of all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autocompile import api
+from autocompile.errors import AutocompileError, RunError, TargetError, UsageError
+from autocompile.progress import Progress
+from autocompile.report.suite import write_page
+from autocompile.settings.dimensions import SEARCHED
+from autocompile.space.space import SearchSpace
+from autocompile.store import runs
+from autocompile.store.record import RunFolder
+from autocompile.store.report import Report
+from autocompile.store.suite import FILE, Member, Row, Suite, rows_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+USUAL_PHASES = ("forward", "train_step")
+"""Of a model that needs no file."""
+_BATCH_SIZE = 8  # one size, since there are many models
+_FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
+_LEAST_S = 30.0  # in less a run cannot do anything but begin
+_WORTH = 1.01  # a likely gain below this is none
+
+
+def members_of(
+    what: str, phases: tuple[str, ...] | None, batch_sizes: tuple[int, ...] | None
+) -> tuple[Member, ...]:
+    """The models of a suite by its name, of the targets in a folder, or of a list in TOML.
+
+    Raises:
+        UsageError: there is no such suite, or the list is none.
+    """
+    own = _lists()
+    defaults: dict[str, Any] = {}
+    path = Path(what)
+    if what in own:
+        models = own[what]
+    elif path.is_dir():
+        models = [str(p) for p in sorted(path.glob("*.py")) if _is_target(p)]
+        if not models:
+            raise UsageError(
+                f"no file in {what} defines get_model() or a Model with get_init_inputs()",
+                hint="autocompile init model.py   (writes a file to start from)",
+            )
+    elif path.suffix == ".toml":
+        models, defaults = _list_of(path)
+    else:
+        raise UsageError(
+            f"there is no suite {what}",
+            f"suites: {', '.join(own)}; or a folder of targets, or a list of them in TOML",
+            hint='models = ["timm:resnet18", "model.py"]   (a whole list.toml)',
+        )
+    found: list[Member] = []
+    for model in models:
+        given = {**defaults, **({"target": model} if isinstance(model, str) else model)}
+        if not isinstance(given.get("target"), str) or {*given} - {*_KEYS}:
+            raise UsageError(
+                f"{what}: {model!r} is no model",
+                hint='{ target = "model.py", phases = ["forward"], batch_sizes = [1, 16] }',
+            )
+        target = given["target"]
+        usual = USUAL_PHASES if runs.library_model(target) else None
+        asked = phases or tuple(given.get("phases", ())) or usual
+        sizes = batch_sizes or tuple(given.get("batch_sizes", ())) or (_BATCH_SIZE,)
+        for phase in asked or (None,):
+            name = runs.short_name(target) + (f".{phase}" if phase else "")
+            count = sum(m.folder == name or m.folder.startswith(f"{name}+") for m in found)
+            found.append(
+                Member(
+                    target=target,
+                    folder=f"{name}+{count}" if count else name,
+                    phases=(phase,) if phase else None,
+                    batch_sizes=sizes,
+                )
+            )
+    return tuple(found)
+
+
+_KEYS = ("target", "phases", "batch_sizes")
+
+
+def _lists() -> dict[str, list[Any]]:
+    source = resources.files(__package__).joinpath("suites.toml").read_text("utf-8")
+    return {name: one["models"] for name, one in tomllib.loads(source).items()}
+
+
+def _is_target(path: Path) -> bool:
+    text = path.read_text("utf-8", "replace")
+    return bool(re.search(r"^def get_model\b|^def get_init_inputs\b", text, re.MULTILINE))
+
+
+def _list_of(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    models = data.pop("models", None)
+    if not isinstance(models, list) or not models or {*data} - {*_KEYS}:
+        raise UsageError(
+            f"{path} is no list of models",
+            hint='models = ["timm:resnet18", "model.py"]   (beside it: phases, batch_sizes)',
+        )
+    return models, data
+
+
+@dataclass
+class Runner:
+    """Tunes the members of a suite one after another.
+
+    Attributes:
+        budget_s: of the whole; None: each as long as its effort says.
+        tune: makes a run and gives the reports of it, by a word that tells several apart.
+        say: tells the user where it is.
+    """
+
+    folder: Path
+    suite: Suite
+    budget_s: float | None
+    tune: Callable[..., Mapping[str, Report]]
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+        self._earlier_s = self.suite.wall_s
+        self._errors: dict[str, str] = {}
+        self._reports: dict[str, Mapping[str, Report]] = {}
+
+    def run(self) -> Suite:
+        """The suite with all rows; Ctrl-C ends it with those that there are."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._save(True)
+        try:
+            for number, member in enumerate(self.suite.members):
+                left = len(self.suite.members) - number
+                if self._is_at_an_end(member):
+                    continue
+                self._tune(member, self._share_s(left), f"{number + 1} of {number + left}")
+            while promising := self._most_promising():
+                open_ = sum(self._worth(m) > _WORTH for m in self.suite.members)
+                self._tune(promising, max(_LEAST_S, self._left_s() / max(1, open_)), "once more")
+        except KeyboardInterrupt:
+            return self._save(True)
+        return self._save(False)
+
+    def _left_s(self) -> float:
+        if self.budget_s is None:
+            return float("inf")
+        return self.budget_s - (self.clock() - self._began)
+
+    def _share_s(self, members: int) -> float | None:
+        """Of the first runs, where what one does not use is the others'."""
+        if self.budget_s is None:
+            return None
+        first = self._left_s() - (1 - _FIRST) * self.budget_s
+        return max(_LEAST_S, first / members)
+
+    def _tune(self, member: Member, budget_s: float | None, which: str) -> None:
+        phases = "" if member.phases is None else f", {', '.join(member.phases)}"
+        share = "" if budget_s is None else f", {budget_s:.0f} s"
+        self.say(f"{which}: {member.target}{phases}{share}")
+        folder = self.folder / member.folder
+        try:
+            is_there = (folder / "run.json").exists()
+            found = self.tune(member, is_there, budget_s=budget_s, run_dir=folder)
+            self._reports[member.folder] = found
+            self._errors.pop(member.folder, None)
+        except RunError:
+            raise  # of the machine or the folder
+        except AutocompileError as error:
+            if isinstance(error, UsageError) and not isinstance(error, TargetError):
+                raise
+            self._errors[member.folder] = error.what
+            self.say(f"error: {error.text()}")
+        self._save(True)
+        if any(report.interrupted for report in self._reports.get(member.folder, {}).values()):
+            raise KeyboardInterrupt
+
+    def _is_at_an_end(self, member: Member) -> bool:
+        """Whether an earlier session has finished its run, whose report is then read."""
+        path = self.folder / member.folder
+        if not (path / "report.json").exists():
+            return False
+        result = api.load(path)
+        self._reports[member.folder] = {"": result.report}
+        return not result.interrupted
+
+    def _worth(self, member: Member) -> float:
+        """The gain that the untried settings of a run may still bring."""
+        path = self.folder / member.folder
+        if not (path / "run.json").exists() or member.folder in self._errors:
+            return 0.0
+        spaces = RunFolder(path).read_run().get("spaces", {})
+        rest = (row["likely"] for space in spaces.values() for row in space.get("rest", ()))
+        return max(rest, default=0.0)
+
+    def _most_promising(self) -> Member | None:
+        """The member that the rest of the budget may bring most; None where there is none."""
+        if self.budget_s is None or self._left_s() < _LEAST_S or self.suite.fixed:
+            return None
+        best = max(self.suite.members, key=self._worth)
+        return best if self._worth(best) > _WORTH else None
+
+    def _save(self, interrupted: bool) -> Suite:
+        rows: list[Row] = []
+        environment: Mapping[str, Any] = self.suite.environment
+        for member in self.suite.members:
+            run = str(self.folder / member.folder)
+            if message := self._errors.get(member.folder):
+                phase = (member.phases or ("",))[0]
+                rows.append(Row(target=member.target, run=run, phase=phase, message=message))
+            for kind, report in self._reports.get(member.folder, {}).items():
+                environment = environment or report.environment
+                one = dataclasses.replace(member, target=member.target + f" ({kind})" * bool(kind))
+                rows += rows_of(one, report.run_dir, report)
+        self.suite = dataclasses.replace(
+            self.suite,
+            rows=tuple(rows),
+            environment=environment,
+            interrupted=interrupted,
+            wall_s=self._earlier_s + self.clock() - self._began,
+        )
+        self.suite.write(self.folder)
+        write_page(self.folder, self.suite)
+        return self.suite
+
+
+def run_suite(
+    what: str | None,
+    *,
+    phases: tuple[str, ...] | None = None,
+    space: SearchSpace | None = None,
+    fixed: bool = False,
+    budget_s: float | None = None,
+    run_dir: Path | None = None,
+    resume: bool = False,
+    ray: str | None = None,
+    progress: Callable[[], Progress] = Progress,
+    say: Callable[[str], None] = print,
+    **options: Any,
+) -> tuple[Path, Suite]:
+    """Tune every model of a suite; the folder of its runs, and its rows.
+
+    Args:
+        what: as :func:`members_of` takes it.
+        fixed: time the settings of ``space`` and nothing else.
+        ray: the address of a Ray cluster, whose machines share each model's search.
+        options: of :func:`autocompile.tune`.
+
+    Raises:
+        UsageError: the suite or an option is none.
+        RunError: nothing to resume, or another autocompile is at work here.
+    """
+    if resume:
+        folder = run_dir or latest()
+        suite = Suite.read(folder)
+        if what not in (None, suite.name):
+            raise UsageError(f"{folder} is of the suite {suite.name}, and not of {what}")
+        options = {**options, **suite.options}
+        space = _of_words(suite.options["space"])
+    else:
+        space = space or SearchSpace()
+        if what is None:
+            hint = "autocompile suite timm   (or a folder of targets, or list.toml)"
+            raise UsageError("no suite is named", hint=hint)
+        members = members_of(what, phases, space.batch_sizes)
+        folder = run_dir or runs.new_folder(Path(what).stem).path
+        kept = {name: options[name] for name in _KEPT if options.get(name) is not None}
+        kept["space"] = {name: value for name, value in vars(space).items() if value is not None}
+        suite = Suite(name=what, members=members, fixed=fixed, options=kept)
+    options.pop("space", None)
+    if suite.fixed:
+        space, options["effort"] = _fixed(space), "full"
+    elif budget_s is None:
+        options["effort"] = options.get("effort") or "quick"
+    waits = iter([options.pop("wait", False)])
+
+    def tune(member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
+        given = {**options, **more, "resume": resume}
+        if resume:  # with what it was begun with
+            given = {name: given[name] for name in given if name not in _KEPT}
+        else:
+            given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
+            given["phases"] = member.phases
+        if ray is None:
+            wait = next(waits, True)  # another command may have begun between two models
+            result = api.tune(member.target, wait=wait, progress=progress(), **given)
+            return {"": result.report}
+        from autocompile.commands.cluster import tune_all
+
+        outcome = tune_all(member.target, ray=ray, **given)
+        if not outcome.results:
+            raise next(iter(outcome.errors.values()))
+        return {kind: result.report for kind, result in outcome.results.items()}
+
+    return folder, Runner(folder, suite, budget_s, tune, say).run()
+
+
+_KEPT = ("effort", "device", "seed", "tolerance")
+"""Options that a run is begun with and that a resumed one has."""
+
+
+def _fixed(space: SearchSpace) -> SearchSpace:
+    """Of each dimension that is not named its usual value, but for backends and modes all."""
+    usual = {d.asked: (d.default,) for d in SEARCHED[3:]}
+    named = {name: value for name, value in vars(space).items() if value is not None}
+    return SearchSpace(**{**usual, **named})
+
+
+def _of_words(space: Mapping[str, Any]) -> SearchSpace:
+    pairs = {name: tuple(values) for name, values in space.items()}
+    return SearchSpace(**pairs)
+
+
+def latest() -> Path:
+    """The folder of the last suite."""
+    found = sorted(runs.under.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        hint = "autocompile suite timm   (begins one)"
+        raise RunError(f"there is no suite under ./{runs.under} to resume", hint=hint)
+    return found[-1].parent

@@ -1,0 +1,257 @@
+"""A suite as one document, as CSV and as Markdown, and what differs from an earlier one."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from autocompile.estimate.intervals import ratio
+from autocompile.report import text as show
+from autocompile.report.contents import METHOD, RACED, RULE
+from autocompile.report.document import Document, Line, Section, Span, Table, Text, spans
+from autocompile.report.page import as_page
+from autocompile.store.files import write_text
+from autocompile.store.suite import Row, Suite, Tried
+
+_TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "memory")
+_RIGHT = range(1, 5)
+
+
+def write_page(folder: Path, suite: Suite) -> None:
+    """Write ``suite.html``."""
+    write_text(folder / "suite.html", as_page(document(suite)))
+
+
+def document(suite: Suite, earlier: Suite | None = None) -> Document:
+    """The rows of a suite by phase; with an ``earlier`` one also what differs from it."""
+    phases = dict.fromkeys(row.phase for row in suite.rows)
+    sections = [_section(phase, suite) for phase in phases]
+    whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
+    done = len({row.run for row in suite.rows})
+    missing = len(suite.members) - done
+    status = f"{missing} of {len(suite.members)} models have no result yet." if missing > 0 else ""
+    about = [(show.plain(k), show.plain(v)) for k, v in suite.environment.items() if v is not None]
+    return Document(
+        title=("autocompile suite: ", Span(show.plain(suite.name), "code")),
+        status=status if suite.interrupted else "",
+        answer=Table("", ("", "right", "geometric mean"), tuple(_summary(suite)), right=(1, 2)),
+        sections=tuple(sections),
+        whole=tuple(whole),
+        method=METHOD + RACED + RULE,
+        circumstances=Table("Circumstances", ("", ""), tuple(about)),
+    )
+
+
+def _summary(suite: Suite) -> Iterator[tuple[Text, ...]]:
+    """As dynamo's runner has it: pass rate and geometric mean."""
+    for title, best in (("plain torch.compile()", False), ("the best of each", True)):
+        mean = suite.geometric_mean(best)
+        share = f"{suite.share_right(best):.0%}"
+        yield Span(title, "strong"), share, show.NONE if mean is None else f"{mean:.2f}x"
+    if (one := suite.best_for_all()) is not None:
+        setting = ("one for all: ", Span(show.label(one[0]), "code"))
+        yield setting, "", f"{one[1]:.2f}x"
+
+
+def _whole(suite: Suite) -> Iterator[Line]:
+    slow = [row for row in suite.rows if row.plain and row.plain.is_right]
+    slow = [row for row in slow if row.gain(False).high < 1]
+    if slow:
+        names = ", ".join(dict.fromkeys(_model(row) for row in slow))
+        yield Line("Slower than eager with plain torch.compile()", (names,))
+    wrong = [row for row in suite.rows if row.plain and not row.plain.is_right]
+    for row in wrong:
+        assert row.plain
+        facts = (f"{_model(row)}, {row.phase}: {_outcome(row.plain)}",)
+        yield Line("Fails with plain torch.compile()", facts, "warning")
+
+
+def _outcome(tried: Tried) -> str:
+    message = show.shorten(show.plain(tried.message), 160)
+    return f"{tried.outcome.value}: {message}" if message else tried.outcome.value
+
+
+def _model(row: Row) -> str:
+    return show.plain(row.target).partition(":")[2] or show.plain(row.target)
+
+
+def _section(phase: str, suite: Suite) -> Section:
+    rows = [row for row in suite.rows if row.phase == phase]
+    table = Table("", _TITLES, tuple(map(_cells, rows)), right=_RIGHT)
+    return Section(show.plain(phase) or "not begun", (), (table, *_by_setting(rows, suite)), ())
+
+
+def _cells(row: Row) -> tuple[Text, ...]:
+    head = _model(row), show.or_dash(row.batch_size), show.seconds(row.eager_call_s)
+    plain: Text = show.NONE
+    if row.plain:
+        is_right = row.plain.is_right
+        plain = _gain(row.plain) if is_right else Span(row.plain.outcome.value, "error")
+    if row.best is None:
+        return (*head, plain, Span("no result", "error"), show.plain(row.message), "", "")
+    is_faster = row.verdict == "faster"
+    best: Text = Span(_gain(row.best), "good") if is_faster else "keep eager"
+    setting: Text = Span(show.label(row.best.config), "code") if is_faster else "eager"
+    saved = ""
+    if row.best.peak_memory_bytes and row.eager_peak_memory_bytes:
+        saved = f"{row.best.peak_memory_bytes / row.eager_peak_memory_bytes:.2f}x"
+    return (*head, plain, best, setting, show.seconds(row.best.compile_s), saved)
+
+
+def _gain(tried: Tried) -> str:
+    return show.estimate(tried.speedup) if tried.speedup else show.NONE
+
+
+def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
+    """Each setting by model and batch size, as RLlib's appendix; of given settings only."""
+    if not suite.fixed:
+        return
+    for row in rows:
+        eager = 1 / row.eager_call_s if row.eager_call_s else None
+        title = f"{_model(row)}, batch size {show.or_dash(row.batch_size)}"
+        cells = []
+        for tried in row.settings:
+            rate = 1 / tried.call_s if tried.call_s else None
+            change: Text = Span(_outcome(tried), "error")
+            if tried.is_right and tried.speedup:
+                change = f"{tried.speedup.value - 1:+.1%}"
+            label = Span(show.label(tried.config), "code")
+            cells.append((label, show.quantity(eager), show.quantity(rate), change))
+        titles = ("setting", "no compile throughput", "compiled throughput", "speedup")
+        yield Table(title, titles, tuple(cells), right=(1, 2))
+
+
+# --- against an earlier one ---------------------------------------------------------------------
+
+
+def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
+    """What became slower or faster by more than the noise, what broke and what works now.
+
+    Speed-ups over eager mode are compared, so that another machine is no difference by itself.
+    """
+    found: dict[str, list[str]] = {"slower": [], "broke": [], "faster": [], "works now": []}
+    before = {row.name: row for row in earlier.rows}
+    for row in now.rows:
+        old = before.get(row.name)
+        if old is None:
+            continue
+        for which, a, b in (
+            ("torch.compile()", old.plain, row.plain),
+            ("best", old.best, row.best),
+        ):
+            name = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}, {which}"
+            was, is_ = bool(a and a.is_right), bool(b and b.is_right)
+            if was and not is_:
+                found["broke"].append(f"{name}: {_outcome(b) if b else show.plain(row.message)}")
+            elif is_ and not was and a is not None:
+                found["works now"].append(name)
+            elif a and b and a.speedup and b.speedup and was and is_:
+                change = ratio(b.speedup, a.speedup)
+                if change.high < 1 or change.low > 1:
+                    word = "slower" if change.high < 1 else "faster"
+                    both = f"{show.speedup(a.speedup)} → {show.speedup(b.speedup)}"
+                    found[word].append(f"{name}: {both}")
+    return found
+
+
+def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
+    rows = {row.name for row in earlier.rows}
+    both = [row for row in now.rows if row.name in rows]
+    yield Line("Compared", (f"{show.many(len(both), 'row')} with the same in {earlier.name}",))
+    for key in ("torch", "device_name", "cpu"):
+        a, b = (show.plain(one.environment.get(key, show.NONE)) for one in (earlier, now))
+        if a != b:
+            yield Line("Differs", (f"{key}: {a} → {b}",))
+    kinds = {"slower": "error", "broke": "error"}
+    for word, names in differences(now, earlier).items():
+        for name in names:
+            yield Line(word.capitalize(), (name,), kinds.get(word, "good"))
+
+
+# --- other forms --------------------------------------------------------------------------------
+
+_COLUMNS = (
+    *("dev", "name", "batch_size", "speedup", "abs_latency", "compilation_latency"),
+    *("compression_ratio", "eager_peak_mem", "dynamo_peak_mem"),  # in GB
+    *("accuracy", "graph_breaks", "phase", "setting", "reason"),
+)
+
+
+def to_csv(suite: Suite) -> str:
+    """Two rows for each of a suite, plain ``torch.compile()`` and the best.
+
+    In the columns of the performance files of dynamo's runner, latency in milliseconds; then its
+    accuracy and three of our own.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    device = str(suite.environment.get("device", "")).partition(":")[0]
+    for row in suite.rows:
+        for setting, tried in (("plain", row.plain), ("best", row.best)):
+            right = tried is not None and tried.is_right
+            gain = f"{tried.speedup.value:.4f}" if right and tried and tried.speedup else "0.0"
+            memory = tried.peak_memory_bytes if tried else None
+            eager = row.eager_peak_memory_bytes
+            writer.writerow(
+                (
+                    device,
+                    row.target,
+                    row.batch_size,
+                    gain,
+                    _number(tried.call_s if tried else None, 1e3),
+                    _number(tried.compile_s if tried else None),
+                    f"{eager / memory:.4f}" if eager and memory else "",
+                    _number(eager, 1e-9),
+                    _number(memory, 1e-9),
+                    "pass" if right else f"fail_{tried.outcome.value}" if tried else "not_run",
+                    tried.graph_breaks if tried else None,
+                    row.phase,
+                    show.label(tried.config) if tried and setting == "best" else setting,
+                    show.plain(row.message or (tried.message if tried and not right else "")),
+                )
+            )
+    return out.getvalue()
+
+
+def _number(value: float | None, factor: float = 1.0) -> str:
+    return "" if value is None else f"{value * factor:.4f}"
+
+
+def to_markdown(shown: Document) -> str:
+    """The tables and lines of a document."""
+    lines = [f"# {_flat(shown.title)}", ""]
+    lines += [shown.status, ""] if shown.status else []
+    lines += [*_table(shown.answer), ""]
+    for section in shown.sections:
+        lines += [f"## {_flat(section.title)}", ""]
+        for block in section.blocks:
+            lines += [*_table(block), ""] if isinstance(block, Table) else [_line(block), ""]
+    lines += [f"- {_line(line)}" for line in shown.whole]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(table: Table) -> Iterator[str]:
+    if table.title:
+        yield from (f"**{_flat(table.title)}**", "")
+    yield f"| {' | '.join(table.titles)} |"
+    rules = ("--:" if n in table.right else "---" for n, _ in enumerate(table.titles))
+    yield f"| {' | '.join(rules)} |"
+    for row in table.rows:
+        yield f"| {' | '.join(_flat(cell) for cell in row)} |"
+
+
+def _line(line: Line) -> str:
+    return f"{line.label}: {' · '.join(map(_flat, line.facts))}"
+
+
+def _flat(text: Text) -> str:
+    """A text in Markdown, in which nothing of a run is markup."""
+    parts = []
+    for span in spans(text):
+        words = span.text.replace("|", "\\|").replace("\n", " ")
+        is_code = span.kind == "code" and words and "`" not in words
+        parts.append(f"`{words}`" if is_code else words.replace("<", "&lt;").replace("_", "\\_"))
+    return "".join(parts)
