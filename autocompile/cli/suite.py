@@ -72,6 +72,7 @@ def suite(
             hint="--compare runs/timm-0001 --require no-regression",
         )
     earlier = Suite.read(_folder(compare)) if compare else None
+    tell = say if progress != "none" else lambda text: None
     folder, found = run_suite(
         what,
         phases=options.words(phase) or None,
@@ -82,7 +83,7 @@ def suite(
         resume=resume,
         ray=ray,
         progress=lambda: progress_of(progress, sys.stderr),
-        say=say if progress != "none" else lambda text: None,
+        say=tell,
         effort=effort,
         device=device,
         tolerance=tolerance,
@@ -99,7 +100,7 @@ def suite(
     changes = shown.differences(found, earlier) if earlier else {}
     data = {**found.to_dict(), **({"against": changes} if earlier else {})}
     print_or_draw(data, as_json, lambda console: Page(console).document(document, verbose))
-    say(f"\nAll of it: {folder / 'suite.html'}")
+    tell(f"\nAll of it: {folder / 'suite.html'}")
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     lost = [*changes.get("slower", ()), *changes.get("broke", ())]

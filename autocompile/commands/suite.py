@@ -66,27 +66,25 @@ def members_of(
         )
     found: list[Member] = []
     for model in models:
-        given = {**defaults, **({"target": model} if isinstance(model, str) else model)}
-        if not isinstance(given.get("target"), str) or {*given} - {*_KEYS}:
+        try:
+            given = {**defaults, **({"target": model} if isinstance(model, str) else model)}
+            if lost := {*given} - {*_KEYS}:
+                raise ValueError(f"{min(lost)} is no key")
+            one: Member = Member.from_dict({**given, "folder": ""})
+        except (TypeError, ValueError) as error:
             raise UsageError(
-                f"{what}: {model!r} is no model",
+                f"{what}: {model!r} is no model: {error}",
                 hint='{ target = "model.py", phases = ["forward"], batch_sizes = [1, 16] }',
-            )
-        target = given["target"]
-        usual = USUAL_PHASES if runs.library_model(target) else None
-        asked = phases or tuple(given.get("phases", ())) or usual
-        sizes = batch_sizes or tuple(given.get("batch_sizes", ())) or (_BATCH_SIZE,)
+            ) from None
+        usual = USUAL_PHASES if runs.library_model(one.target) else None
+        asked = phases or one.phases or usual
+        sizes = batch_sizes or one.batch_sizes or (_BATCH_SIZE,)
         for phase in asked or (None,):
-            name = runs.short_name(target) + (f".{phase}" if phase else "")
+            name = runs.short_name(one.target) + (f".{phase}" if phase else "")
             count = sum(m.folder == name or m.folder.startswith(f"{name}+") for m in found)
-            found.append(
-                Member(
-                    target=target,
-                    folder=f"{name}+{count}" if count else name,
-                    phases=(phase,) if phase else None,
-                    batch_sizes=sizes,
-                )
-            )
+            name += f"+{count}" if count else ""
+            only = (phase,) if phase else None
+            found.append(Member(target=one.target, folder=name, phases=only, batch_sizes=sizes))
     return tuple(found)
 
 
@@ -177,8 +175,7 @@ class Runner:
         self.say(f"{which}: {member.target}{phases}{share}")
         folder = self.folder / member.folder
         try:
-            is_there = (folder / "run.json").exists()
-            found = self.tune(member, is_there, budget_s=budget_s, run_dir=folder)
+            found = self.tune(member, bool(_runs(folder)), budget_s=budget_s, run_dir=folder)
             self._reports[member.folder] = found
             self._errors.pop(member.folder, None)
         except RunError:
@@ -194,21 +191,20 @@ class Runner:
 
     def _is_at_an_end(self, member: Member) -> bool:
         """Whether an earlier session has finished its run, whose report is then read."""
-        path = self.folder / member.folder
-        if not (path / "report.json").exists():
+        found = _runs(self.folder / member.folder)
+        if not found or not all((path / "report.json").exists() for path in found.values()):
             return False
-        result = api.load(path)
-        self._reports[member.folder] = {"": result.report}
-        return not result.interrupted
+        reports = {kind: api.load(path).report for kind, path in found.items()}
+        self._reports[member.folder] = reports
+        return not any(report.interrupted for report in reports.values())
 
     def _worth(self, member: Member) -> float:
         """The gain that the untried settings of a run may still bring."""
-        path = self.folder / member.folder
-        if not (path / "run.json").exists() or member.folder in self._errors:
+        if member.folder in self._errors:
             return 0.0
-        spaces = RunFolder(path).read_run().get("spaces", {})
-        rest = (row["likely"] for space in spaces.values() for row in space.get("rest", ()))
-        return max(rest, default=0.0)
+        every = [RunFolder(p).read_run() for p in _runs(self.folder / member.folder).values()]
+        spaces = [space for run in every for space in run.get("spaces", {}).values()]
+        return max((row["likely"] for one in spaces for row in one.get("rest", ())), default=0.0)
 
     def _most_promising(self) -> Member | None:
         """The member that the rest of the budget may bring most; None where there is none."""
@@ -239,6 +235,13 @@ class Runner:
         self.suite.write(self.folder)
         write_page(self.folder, self.suite)
         return self.suite
+
+
+def _runs(folder: Path) -> dict[str, Path]:
+    """The run of a member by an empty name, or on a cluster those of the types of machines."""
+    if (folder / "run.json").exists():
+        return {"": folder}
+    return {path.parent.name: path.parent for path in sorted(folder.glob("*/run.json"))}
 
 
 def run_suite(

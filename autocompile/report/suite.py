@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 
 from autocompile.estimate.intervals import ratio
 from autocompile.report import text as show
@@ -13,6 +16,7 @@ from autocompile.report.contents import METHOD, RACED, RULE
 from autocompile.report.document import Document, Line, Section, Span, Table, Text, spans
 from autocompile.report.page import as_page
 from autocompile.store.files import write_text
+from autocompile.store.record import Outcome
 from autocompile.store.suite import Row, Suite, Tried
 
 _TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "memory")
@@ -47,12 +51,13 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
 def _summary(suite: Suite) -> Iterator[tuple[Text, ...]]:
     """As dynamo's runner has it: pass rate and geometric mean."""
     for title, best in (("plain torch.compile()", False), ("the best of each", True)):
-        mean = suite.geometric_mean(best)
-        share = f"{suite.share_right(best):.0%}"
-        yield Span(title, "strong"), share, show.NONE if mean is None else f"{mean:.2f}x"
+        mean, share = suite.geometric_mean(best), suite.share_right(best)
+        if share is not None:
+            gain = show.NONE if mean is None else show.speedup(mean)
+            yield Span(title, "strong"), f"{share:.0%}", gain
     if (one := suite.best_for_all()) is not None:
         setting = ("one for all: ", Span(show.label(one[0]), "code"))
-        yield setting, "", f"{one[1]:.2f}x"
+        yield setting, "", show.speedup(one[1])
 
 
 def _whole(suite: Suite) -> Iterator[Line]:
@@ -96,7 +101,7 @@ def _cells(row: Row) -> tuple[Text, ...]:
     setting: Text = Span(show.label(row.best.config), "code") if is_faster else "eager"
     saved = ""
     if row.best.peak_memory_bytes and row.eager_peak_memory_bytes:
-        saved = f"{row.best.peak_memory_bytes / row.eager_peak_memory_bytes:.2f}x"
+        saved = show.speedup(row.best.peak_memory_bytes / row.eager_peak_memory_bytes)
     return (*head, plain, best, setting, show.seconds(row.best.compile_s), saved)
 
 
@@ -129,31 +134,43 @@ def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
 def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     """What became slower or faster by more than the noise, what broke and what works now.
 
-    Speed-ups over eager mode are compared, so that another machine is no difference by itself.
+    Speed-ups over eager mode are compared, so that another machine is no difference by itself; an
+    interval is so wide that in 19 of 20 comparisons of suites no row is named by chance.
     """
     found: dict[str, list[str]] = {"slower": [], "broke": [], "faster": [], "works now": []}
+    pairs = [*_pairs(now, earlier)]
+    wide = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs))) / NormalDist().inv_cdf(0.975)
+    for name, old, new in pairs:
+        if not new.is_right:
+            if old.is_right:
+                found["broke"].append(f"{name}: {_outcome(new)}")
+        elif not old.is_right:
+            found["works now"].append(name)
+        elif old.speedup and new.speedup:
+            change = ratio(new.speedup, old.speedup)
+            room = (change.high if change.value < 1 else change.low) / change.value
+            if abs(math.log(change.value)) > wide * abs(math.log(room)):
+                both = f"{show.speedup(old.speedup)} → {show.speedup(new.speedup)}"
+                found["slower" if change.value < 1 else "faster"].append(f"{name}: {both}")
+    return found
+
+
+def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
+    """What both suites have tried: plain torch.compile(), the best, or each given setting."""
+    nothing = Tried(config={}, outcome=Outcome.NOT_COMPILED)
     before = {row.name: row for row in earlier.rows}
     for row in now.rows:
-        old = before.get(row.name)
-        if old is None:
+        if (old := before.get(row.name)) is None:
             continue
-        for which, a, b in (
-            ("torch.compile()", old.plain, row.plain),
-            ("best", old.best, row.best),
-        ):
-            name = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}, {which}"
-            was, is_ = bool(a and a.is_right), bool(b and b.is_right)
-            if was and not is_:
-                found["broke"].append(f"{name}: {_outcome(b) if b else show.plain(row.message)}")
-            elif is_ and not was and a is not None:
-                found["works now"].append(name)
-            elif a and b and a.speedup and b.speedup and was and is_:
-                change = ratio(b.speedup, a.speedup)
-                if change.high < 1 or change.low > 1:
-                    word = "slower" if change.high < 1 else "faster"
-                    both = f"{show.speedup(a.speedup)} → {show.speedup(b.speedup)}"
-                    found[word].append(f"{name}: {both}")
-    return found
+        where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
+        lost = replace(nothing, message=row.message)
+        if old.best or row.best:
+            yield f"{where}, the best", old.best or nothing, row.best or lost
+        is_fixed = now.fixed and earlier.fixed
+        for one in old.settings if is_fixed else filter(None, (old.plain,)):
+            new = next((t for t in row.settings if t.config == one.config), None)
+            if new is not None:
+                yield f"{where}, {show.label(one.config)}", one, new
 
 
 def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
 from autocompile.estimate.candidates import ONE
 from autocompile.estimate.intervals import Interval, over_sets
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
@@ -122,10 +123,14 @@ class Suite(Part):
             raise RunError(f"{path} is damaged, or is no suite: {error}") from None
         return suite
 
-    def share_right(self, best: bool) -> float:
-        """Of the rows, those with right results from the best setting, or plain torch.compile()."""
-        tried = [row.best if best else row.plain for row in self.rows]
-        return sum(one is not None and one.is_right for one in tried) / max(1, len(tried))
+    def share_right(self, best: bool) -> float | None:
+        """Of the rows, those with right results from the best setting, or plain torch.compile().
+
+        None where none of them was tried.
+        """
+        rows = [row for row in self.rows if best or row.plain or row.message]
+        tried = [row.best if best else row.plain for row in rows]
+        return sum(bool(t and t.is_right) for t in tried) / len(rows) if any(tried) else None
 
     def geometric_mean(self, best: bool) -> float | None:
         """Of the speed-ups of what is right."""
@@ -158,8 +163,8 @@ def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
     """A row for each phase and batch size of a run's report."""
     for name, phase in report.phases.items():
         trials = [t for t in phase.trials if t.outcome is not Outcome.INTERRUPTED]
-        sizes = dict.fromkeys(t.batch_size for t in trials)
-        for size in sizes or {None: None}:
+        sizes = sorted({t.batch_size for t in trials}, key=lambda size: size or 0)
+        for size in sizes or [None]:
             of_size = [t for t in trials if t.batch_size == size]
             yield Row(
                 target=member.target,
@@ -177,11 +182,12 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
     ]
     by_config = {json.dumps(t.config, sort_keys=True): t for t in settings}
     eager = next((t for t in trials if _is(t.config, EAGER) and t.call_s), None)
+    beside = [t.eager_call_s for t in trials if t.eager_call_s]
     plain = next((t for t in settings if _is(t.config, DEFAULT_INDUCTOR)), None)
     answer: dict[str, Any] = {
         "settings": tuple(t for t in settings if not _is(t.config, EAGER)),
         "plain": plain,
-        "eager_call_s": eager.call_s if eager else None,
+        "eager_call_s": fmean(beside) if beside else None,
         "eager_peak_memory_bytes": eager.peak_memory_bytes if eager else None,
         "message": phase.reason if phase.verdict == "failed" else "",
         "confidence": phase.confidence.word if phase.confidence else "",
@@ -221,4 +227,6 @@ def _tried(config: Mapping[str, Any], trials: list[Trial]) -> Tried:
 
 
 def _is(config: Mapping[str, Any], setting: CompileConfig) -> bool:
-    return json.dumps(config, sort_keys=True) == json.dumps(setting.to_dict(), sort_keys=True)
+    with contextlib.suppress(UsageError):  # of a newer version
+        return CompileConfig.from_dict(config) == setting
+    return False

@@ -1,0 +1,366 @@
+"""Suites: their lists, budgets and endings, and the table that they give."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeExecutor, failed, measured
+from recorded_runs import said
+from scripts import is_eager
+
+from autocompile.commands.suite import Runner, members_of, run_suite
+from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.estimate.intervals import Interval
+from autocompile.report.suite import differences, document, to_csv, to_markdown
+from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome
+from autocompile.store.report import Report
+from autocompile.store.suite import Member, Row, Suite, Tried
+
+MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
+MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"
+LITE = CompileConfig(mode="lite")
+MODES = ("default", "max-autotune")
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("models")
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.py").write_text(MODEL)
+    (folder / "helper.py").write_text("X = 1\n")
+    return folder
+
+
+# Which models -------------------------------------------------------------------------------------
+
+
+def test_a_folder_gives_its_targets(models: Path) -> None:
+    found = members_of(str(models), ("forward",), None)
+    assert [(m.target, m.folder) for m in found] == [
+        ("models/one.py", "one.forward"),
+        ("models/two.py", "two.forward"),
+    ]
+    assert all(m.batch_sizes == (8,) for m in found)
+
+
+def test_a_list_gives_sizes_and_phases_for_all_and_for_one(models: Path) -> None:
+    (models / "list.toml").write_text(
+        'batch_sizes = [2]\nmodels = ["timm:resnet18", "models/one.py",\n'
+        '{ target = "models/one.py", phases = ["forward"], batch_sizes = [1, 4] }]\n'
+    )
+    found = members_of(str(models / "list.toml"), None, None)
+    assert [(m.folder, m.phases, m.batch_sizes) for m in found] == [
+        ("resnet18.forward", ("forward",), (2,)),
+        ("resnet18.train_step", ("train_step",), (2,)),
+        ("one", None, (2,)),
+        ("one.forward", ("forward",), (1, 4)),
+    ]
+
+
+def test_a_model_that_is_there_twice_has_two_folders(models: Path) -> None:
+    (models / "list.toml").write_text('models = ["models/one.py", "./models/one.py"]\n')
+    folders = [m.folder for m in members_of(str(models / "list.toml"), None, None)]
+    assert folders == ["one", "one+1"]
+
+
+@pytest.mark.parametrize("name", ["timm", "transformers", "diffusers"])
+def test_the_lists_that_come_with_it_are_of_that_library(name: str) -> None:
+    found = members_of(name, None, None)
+    assert all(m.target.startswith(f"{name}:") for m in found)
+    assert len({m.folder for m in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no suite"),
+        ("models = ", "is not TOML"),
+        ("models = []", "is no list of models"),
+        ('models = ["a.py"]\nsize = 3', "is no list of models"),
+        ("models = [3]", "3 is no model"),
+        ('models = [{ target = "a.py", size = 3 }]', "is no model"),
+        ('models = [{ target = "a.py", phases = "forward" }]', "is no model"),
+        ('models = [{ target = "a.py", batch_sizes = ["4"] }]', "is no model"),
+    ],
+)
+def test_what_is_no_suite_is_one_paragraph(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "list.toml" if text is not None else Path("nothing")
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=words) as raised:
+        members_of(str(path), None, None)
+    assert raised.value.hint or raised.value.details or "TOML" in words
+
+
+def test_a_folder_without_targets_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file in"):
+        members_of(str(tmp_path), None, None)
+
+
+# When and how long --------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Runs:
+    """Stands for ``tune``: takes some of the time that it is given, and leaves settings untried."""
+
+    def __init__(self, folder: Path, report: Report, likely: Mapping[str, float]) -> None:
+        self.folder, self.report, self.likely = folder, report, {**likely}
+        self.clock = Clock()
+        self.given: list[tuple[str, float]] = []
+        self.raises: dict[str, BaseException] = {}
+
+    def __call__(self, member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
+        if error := self.raises.get(member.folder):
+            raise error
+        self.given.append((member.folder, more["budget_s"]))
+        self.clock.now += 0.5 * more["budget_s"] if not resume else more["budget_s"]
+        more["run_dir"].mkdir(parents=True, exist_ok=True)
+        rest = [{"likely": self.likely.pop(member.folder, 1.0), "config": {}}]
+        run = {"schema": 1, "plan": {"target": member.target}, "phases": ["forward"]}
+        run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
+        run["spaces"] = {"forward": {"rest": rest}}
+        (more["run_dir"] / "run.json").write_text(json.dumps(run))
+        return {"": self.report}
+
+
+@pytest.fixture
+def runner(models: Path) -> Callable[..., tuple[Runner, Runs]]:
+    def made(names: str, budget_s: float, **likely: float) -> tuple[Runner, Runs]:
+        report = said("show", str(recorded()), "--json")
+        runs = Runs(Path("suite"), Report.read(json.loads(report), "it"), likely)
+        members = tuple(Member(target=f"{n}.py", folder=n, phases=("forward",)) for n in names)
+        suite = Suite(name="list", members=members)
+        return Runner(Path("suite"), suite, budget_s, runs, lambda _: None, runs.clock), runs
+
+    return made
+
+
+def recorded() -> Path:
+    return Path(__file__).parents[1] / "data" / "report.json"
+
+
+def test_what_one_model_does_not_use_is_for_the_others(runner: Any) -> None:
+    one, runs = runner("abc", 1000.0)
+    one.run()
+    shares = [share for _, share in runs.given]
+    assert shares[0] == pytest.approx(700 / 3)
+    assert shares[0] < shares[1] < shares[2]
+
+
+def test_the_rest_of_the_budget_goes_where_most_may_be_won(runner: Any) -> None:
+    one, runs = runner("abc", 1000.0, a=1.005, b=1.2, c=1.1)
+    suite = one.run()
+    assert [name for name, _ in runs.given[3:]] == ["b", "c"]
+    assert not suite.interrupted
+    assert suite.wall_s <= 1000.0
+
+
+def test_a_models_error_is_a_row_and_no_end(runner: Any) -> None:
+    one, runs = runner("abc", 1000.0)
+    runs.raises["b"] = TargetError("the model of b.py cannot be built")
+    suite = one.run()
+    assert [name for name, _ in runs.given] == ["a", "c"]
+    (row,) = [row for row in suite.rows if row.target == "b.py"]
+    assert row.message == "the model of b.py cannot be built"
+    assert row.verdict == "failed"
+    assert Suite.read(Path("suite")).to_dict() == suite.to_dict()
+
+
+@pytest.mark.parametrize("error", [UsageError("no phase"), RunError("another is at work")])
+def test_an_error_of_the_request_ends_it(runner: Any, error: Exception) -> None:
+    one, runs = runner("ab", 1000.0)
+    runs.raises["a"] = error
+    with pytest.raises(type(error)):
+        one.run()
+
+
+def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
+    one, runs = runner("abc", 1000.0)
+    runs.raises["b"] = KeyboardInterrupt()
+    suite = one.run()
+    assert suite.interrupted
+    assert {row.target for row in suite.rows} == {"a.py"}
+    assert "2 of 3 models have no result yet" in document(suite).status
+    assert Path("suite/suite.html").exists()
+
+
+# A whole suite ------------------------------------------------------------------------------------
+
+
+def scripted(request: Mapping[str, Any]) -> Any:
+    if is_eager(request):
+        return measured(1.0)
+    if request["config"]["backend"] == "cudagraphs":
+        return failed(Outcome.UNSUPPORTED, "no GPU")
+    return measured(1.5 if request["config"]["mode"] == MODES[1] else 1.2)
+
+
+def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
+    space = SearchSpace(backends=("inductor",), modes=MODES, batch_sizes=(1, 4))
+    folder, suite = run_suite(
+        str(models),
+        phases=("forward",),
+        space=space,
+        fixed=True,
+        executor=FakeExecutor(scripted),
+        say=lambda _: None,
+    )
+    assert folder == Path("runs/models-0001")
+    assert [(row.target, row.batch_size) for row in suite.rows] == [
+        ("models/one.py", 1),
+        ("models/one.py", 4),
+        ("models/two.py", 1),
+        ("models/two.py", 4),
+    ]
+    for row in suite.rows:
+        assert [t.config["mode"] for t in row.settings] == [*MODES]
+        assert row.plain and row.plain.speedup
+        assert row.plain.speedup.value == pytest.approx(1.2, rel=0.01)
+        assert row.best and row.best.config["mode"] == MODES[1]
+    assert suite.share_right(best=False) == 1.0
+    assert suite.geometric_mean(best=False) == pytest.approx(1.2, rel=0.01)
+    one_for_all = suite.best_for_all()
+    assert one_for_all and one_for_all[0]["mode"] == MODES[1]
+    text = to_markdown(document(suite))
+    assert "no compile throughput | compiled throughput | speedup" in text
+    _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), say=lambda _: None)
+    assert again.rows == suite.rows
+    with pytest.raises(UsageError, match="is of the suite"):
+        run_suite("timm", resume=True)
+
+
+def test_without_a_suite_there_is_nothing_to_resume(models: Path) -> None:
+    with pytest.raises(RunError, match="no suite"):
+        run_suite(None, resume=True)
+    with pytest.raises(UsageError, match="no suite is named"):
+        run_suite(None)
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+def tried(value: float, config: CompileConfig = DEFAULT_INDUCTOR, **more: Any) -> Tried:
+    known = {"outcome": Outcome.OK, "speedup": Interval(value, 0.97 * value, 1.03 * value)}
+    return Tried(config=config.to_dict(), **{**known, "call_s": 0.01 / value, **more})
+
+
+def row(name: str, plain: Tried, best: Tried | None = None) -> Row:
+    settings = (plain, *((best,) if best else ()))
+    fields = {"eager_call_s": 0.01, "plain": plain, "best": best or plain, "settings": settings}
+    return Row(target=name, run=name, phase="forward", batch_size=8, verdict="faster", **fields)
+
+
+def suite_of(*rows: Row) -> Suite:
+    members = tuple(Member(target=r.target, folder=r.target) for r in rows)
+    return Suite(name="list", members=members, rows=rows, environment={"device": "cpu"})
+
+
+WRONG = tried(1.0, outcome=Outcome.WRONG_OUTPUT, speedup=None, message="off by 2")
+
+
+def test_a_failure_is_part_of_the_rate_and_not_of_the_mean() -> None:
+    suite = suite_of(row("a", tried(2.0)), row("b", WRONG, tried(1.5, LITE)))
+    assert suite.share_right(best=False) == 0.5
+    assert suite.geometric_mean(best=False) == pytest.approx(2.0)
+    assert suite.share_right(best=True) == 1.0
+    assert suite.geometric_mean(best=True) == pytest.approx(3.0**0.5)
+
+
+def test_one_setting_for_all_counts_as_eager_where_it_fails() -> None:
+    wrong_lite = replace(WRONG, config=LITE.to_dict())
+    a, b = row("a", tried(1.3), tried(2.0, LITE)), row("b", tried(1.3), wrong_lite)
+    found = suite_of(a, b).best_for_all()
+    assert found == (LITE.to_dict(), pytest.approx(2.0**0.5))
+    assert suite_of(row("a", tried(1.3)), b).best_for_all() == (
+        DEFAULT_INDUCTOR.to_dict(),
+        pytest.approx(1.3),
+    )
+
+
+def test_what_became_slower_broke_or_works_now() -> None:
+    before = suite_of(
+        row("same", tried(1.5)), row("slow", tried(1.5)), row("lost", tried(1.5)), row("won", WRONG)
+    )
+    now = suite_of(
+        row("same", tried(1.48)), row("slow", tried(1.2)), row("lost", WRONG), row("won", tried(2))
+    )
+    found = differences(now, before)
+    assert [x.split(",")[0] for x in found["slower"]] == ["slow", "slow"]  # plain, and the best
+    assert "1.50× → 1.20×" in found["slower"][0]
+    assert [x.split(",")[0] for x in found["broke"]] == ["lost", "lost"]
+    assert "wrong_output: off by 2" in found["broke"][0]
+    assert [x.split(",")[0] for x in found["works now"]] == ["won", "won"]
+    assert found["faster"] == []
+
+
+def test_csv_has_the_columns_of_dynamos_runner() -> None:
+    memory = {"peak_memory_bytes": 2 * 10**9, "compile_s": 12.5, "graph_breaks": 1}
+    one = replace(row("a", tried(2.0, **memory)), eager_peak_memory_bytes=3 * 10**9)
+    rows = [*csv.DictReader(io.StringIO(to_csv(suite_of(one, row("b", WRONG)))))]
+    assert list(rows[0])[:9] == [
+        *("dev", "name", "batch_size", "speedup", "abs_latency", "compilation_latency"),
+        *("compression_ratio", "eager_peak_mem", "dynamo_peak_mem"),
+    ]
+    plain, _, wrong, _ = rows
+    assert (plain["speedup"], plain["abs_latency"], plain["accuracy"]) == (
+        "2.0000",
+        "5.0000",
+        "pass",
+    )
+    assert (plain["compression_ratio"], plain["dynamo_peak_mem"]) == ("1.5000", "2.0000")
+    assert (wrong["speedup"], wrong["accuracy"]) == ("0.0", "fail_wrong_output")
+
+
+def test_nothing_of_a_run_is_markup_in_markdown() -> None:
+    hostile = replace(WRONG, message="<b>x</b> | y\n# z")
+    text = to_markdown(document(suite_of(row("a|<i>", hostile))))
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert not any(line.startswith("# z") for line in text.splitlines())
+
+
+def test_a_damaged_file_is_one_paragraph(tmp_path: Path) -> None:
+    for text, words in (("{", "damaged"), ("[]", "suite"), ('{"schema": 99}', "has schema 99")):
+        (tmp_path / "suite.json").write_text(text)
+        with pytest.raises((RunError, UsageError), match=words):
+            Suite.read(tmp_path)
+    with pytest.raises(RunError, match="cannot read"):
+        Suite.read(tmp_path / "none")
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def test_the_command_compares_and_gates(models: Path) -> None:
+    """A real one: eager mode, a compiler that needs no compiler, and a model that is wrong."""
+    lie = "torch.nn.functional.linear(x, self.weight) + 0.1 * torch.compiler.is_compiling()"
+    text = f"import torch\nclass Net(torch.nn.Linear):\n    def forward(self, x): return {lie}\n"
+    one = models / "one.py"
+    args = ["suite", "models", "--fixed", "--backend", "aot_eager", "--phase", "forward"]
+    args += ["--batch-size", "4", "--progress", "none"]
+    first = json.loads(said(*args, "--json", "--run-dir", "first"))
+    assert [r["verdict"] for r in first["rows"]] != ["failed", "failed"]
+    one.write_text(text + "def get_model(): return Net(4, 4)\n" + MODEL.splitlines()[-1])
+    gate = ["--compare", "first", "--require", "no-regression", "--run-dir", "second"]
+    shown = said(*args, *gate)
+    assert "Broke" in shown
+    assert "wrong_output" in shown
