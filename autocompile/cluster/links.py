@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import autocompile
 from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
@@ -269,20 +271,11 @@ def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str
     return found | {name: value for name, value in before.items() if is_rays(name)}
 
 
-def _environment_of(pid: int) -> dict[str, str]:
-    """Of another process; empty where it cannot be read."""
-    try:
-        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    return dict(os.fsdecode(p).split("=", 1) for p in pairs if b"=" in p)
-
-
 class Pipe:
     """What an actor is of: a station's process, lines in, lines out."""
 
     def __init__(self) -> None:
-        environment = restored(os.environ, _environment_of(os.getppid()))
+        environment = restored(os.environ, psutil.Process(os.getppid()).environ())
         home = Path(autocompile.__file__).parent.parent
         if home.name != "site-packages":  # Ray has brought this package: it is not installed here
             paths = [str(home), environment.get("PYTHONPATH", "")]

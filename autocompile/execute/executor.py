@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,10 +48,10 @@ class Ending:
     payload: Mapping[str, Any] = field(default_factory=dict)  # as autocompile.protocol.requests
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
-    spans: Sequence[tuple[str, float, float]] = ()
-    pauses: Sequence[tuple[float, float]] = ()
+    spans: tuple[tuple[str, float, float], ...] = ()
+    pauses: tuple[tuple[float, float], ...] = ()
     stack: str = ""  # of a process that timed out
-    doubts: Sequence[str] = ()
+    doubts: tuple[str, ...] = ()
     first: Ending | None = None  # how the first try ended, if this is the second
 
 
