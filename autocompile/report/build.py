@@ -57,15 +57,6 @@ _REFUSED = (
     "--tolerance accepts it and settings like it"
 )
 _ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
-_OF_A_RECORD = (
-    *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
-    *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
-    *("outcome", "step"),
-)
-_OF_THE_BEST = (
-    *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
-    *("calls_per_update", "weights_live"),
-)
 
 
 def build_report(
@@ -382,23 +373,22 @@ def _log(record: Record, run_dir: str) -> str | None:
 
 
 def _trial(record: Record, run_dir: str) -> Trial:
-    figures: dict[str, Any] = {}
+    own = known(Trial, vars(record)) | {
+        "config": record.config.to_dict(),
+        "began": record.began,
+        "answered": _is_answered(record),
+        "notes": tuple(record.notes),
+        "log": _log(record, run_dir),
+    }
     if record.ok and (m := record.measurement):
-        figures = {
+        own |= {
             "speedup": m.speedup,
             "throughput": _throughput(m.speedup.scaled(record.samples / m.eager_call_s), record),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
             "flags": tuple(m.flags),
         }
-    return Trial(
-        **{name: getattr(record, name) for name in _OF_A_RECORD},
-        config=record.config.to_dict(),
-        answered=_is_answered(record),
-        notes=tuple(record.notes),
-        log=_log(record, run_dir),
-        **figures,
-    )
+    return Trial(**own)
 
 
 def _throughput(rate: Interval, record: Record) -> Throughput:
@@ -442,24 +432,24 @@ def _best(
     # Without a share of the compile time, which would count it twice.
     saved = _of_a_pass(record, best.eager_call_s - best.call_s + extra_s(record))
     pays = saved > 0 and not is_eager
-    return Best(
-        **{name: getattr(record, name) for name in _OF_THE_BEST},
-        config=record.config.to_dict(),
-        throughput=_throughput(best.throughput, record),
-        eager_throughput=Rate(value=best.eager_throughput, unit=_unit(record)),
-        speedup=best.reported,
-        speedup_against_default=None if is_default else compare(best, plain),
-        compile_s=0.0 if is_eager else record.compile_s,
-        warm_compile_s=0.0 if is_eager else best.warm_compile_s,
-        break_even_calls=round((record.compile_s or 0.0) / saved * calls) if pays else None,
-        calls_to_repay_refresh=_calls_to_repay(best, calls),
-        confirmed_processes=best.sets,
-        exported=_exported(best, exported),
-        same_code=best.same_code,
-        slow_sets=best.slow_sets,
-        call_s=best.call_s,
-        notes=tuple(record.notes),
-    )
+    own = {
+        "config": record.config.to_dict(),
+        "throughput": _throughput(best.throughput, record),
+        "eager_throughput": Rate(value=best.eager_throughput, unit=_unit(record)),
+        "speedup": best.reported,
+        "speedup_against_default": None if is_default else compare(best, plain),
+        "compile_s": 0.0 if is_eager else record.compile_s,
+        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
+        "break_even_calls": round((record.compile_s or 0.0) / saved * calls) if pays else None,
+        "calls_to_repay_refresh": _calls_to_repay(best, calls),
+        "confirmed_processes": best.sets,
+        "exported": _exported(best, exported),
+        "same_code": best.same_code,
+        "slow_sets": best.slow_sets,
+        "call_s": best.call_s,
+        "notes": tuple(record.notes),
+    }
+    return Best(**known(Best, vars(record)) | own)
 
 
 def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
