@@ -30,11 +30,11 @@ class Progress:
     def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
         """The search begins: the space of each phase in one line, and the budget."""
 
-    def started(self, number: int, setting: Setting, role: str) -> None:
+    def started(self, number: int, setting: Setting) -> None:
         """A trial's process starts."""
 
-    def step(self, number: int, step: Step, station: str = "") -> None:
-        """A running trial enters a step; on a cluster, at a station."""
+    def step(self, number: int, step: Step) -> None:
+        """A running trial enters a step."""
 
     def ended(self, record: Record, left: int) -> None:
         """A trial is over, with or without a process; ``left`` settings are still to try."""

@@ -278,8 +278,7 @@ class ClusterExecutor:
         elif kind is Say.STEPPED and task is not None:
             task.step = Step(message["step"])
             if not task.is_probe:
-                at = station.name if len(self.stations) > 1 else ""
-                self._events.append(Stepped(task.job.number, task.step, at))
+                self._events.append(Stepped(task.job.number, task.step))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
             station.slots = int(message["slots"])  # fewer, if the probe needed much memory

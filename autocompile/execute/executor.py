@@ -61,7 +61,6 @@ class Stepped:
 
     number: int
     step: Step
-    station: str = ""  # of a cluster
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
 from rich.console import Console, Group
@@ -116,13 +115,6 @@ class PlainProgress(Progress):
             self._file.flush()
 
 
-@dataclass
-class _Running:
-    setting: str
-    since: float
-    station: str = ""
-
-
 class LiveProgress(PlainProgress):
     """The lines of a log, and below them, redrawn in place, the budget and what goes on now.
 
@@ -140,7 +132,7 @@ class LiveProgress(PlainProgress):
         self._now = "looking at the machine, torch and the target ..."
         self._budget: Countdown | None = None
         self._is_race = self._closed = False
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[str, float]] = {}  # setting, and since when in its step
         self._steps: dict[int, Step] = {}  # of trials, and of the processes of a race
         self._left = 0
         self._counts: Counter[str] = Counter()
@@ -150,18 +142,18 @@ class LiveProgress(PlainProgress):
         super().searching(spaces, budget)
         self._line("        Ctrl-C stops and reports · --resume continues")
 
-    def started(self, number: int, setting: Setting, role: str) -> None:
+    def started(self, number: int, setting: Setting) -> None:
         if self._is_race:
             self._is_race, self._now, self._steps = False, show.NONE, {}
         label = f"{_cell(setting.phase, setting.batch_size)} · {show.label(setting.config)}"
-        self._running[number] = _Running(label, self._clock())
+        self._running[number] = label, self._clock()
         self.step(number, Step.IMPORT)
 
-    def step(self, number: int, step: Step, station: str = "") -> None:
+    def step(self, number: int, step: Step) -> None:
         if running := self._running.get(number):
             if self._steps.get(number) is Step.MEASURE and step is Step.VERIFY:
                 step = Step.EXIT  # verified once more after the timing: no measurement follows
-            running.since, running.station = self._clock(), station
+            self._running[number] = running[0], self._clock()
         if running or self._is_race:
             self._steps[number] = step
         self.tick()
@@ -228,13 +220,12 @@ class LiveProgress(PlainProgress):
         if not self._running:
             return self._now
         # The one that has come farthest, and how many are beside it.
-        number, running = max(self._running.items(), key=lambda r: _ORDER.index(self._steps[r[0]]))
-        step, beside = self._steps[number], len(self._running) - 1
-        lasts = round(self._clock() - running.since) if step is not Step.VERIFY else 0
-        doing = _DOING[step] + (f" {lasts} s" if lasts else "")
-        doing += f" on {show.plain(running.station)}" if running.station else ""
+        number = max(self._running, key=lambda number: _ORDER.index(self._steps[number]))
+        (setting, since), step = self._running[number], self._steps[number]
+        lasts, beside = round(self._clock() - since), len(self._running) - 1
+        doing = _DOING[step] + (f" {lasts} s" if lasts and step is not Step.VERIFY else "")
         doing += f" · and {beside} beside it" if beside else ""
-        return f"#{number} {running.setting} · {doing}"
+        return f"#{number} {setting} · {doing}"
 
 
 def _short(text: str) -> Text:

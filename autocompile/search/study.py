@@ -153,7 +153,7 @@ class Study:
             self._processes += 1
             self._running[number] = setting
             job = self._job(number, setting)
-            self.progress.started(number, setting, "search")
+            self.progress.started(number, setting)
             yield job
 
     def _next(self) -> Setting | None:

@@ -321,15 +321,6 @@ def test_those_that_take_turns_share_a_station(desk: Make) -> None:
     assert one.at(again) == ["b"]
 
 
-def test_a_step_names_its_station(desk: Make) -> None:
-    one = desk("a b")
-    one.probe()
-    numbers = [one.trial(), one.trial()]
-    one.ending(numbers[1])
-    found = {e.number: e.station for e in one.events if isinstance(e, Stepped)}
-    assert found == dict(zip(numbers, "ab", strict=True))
-
-
 def test_a_record_names_its_station(desk: Make) -> None:
     one = desk("a b")
     one.probe()
