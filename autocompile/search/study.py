@@ -93,17 +93,12 @@ class Study:
                     self._save(self._concluded(number, ending))
             while self._to_retry:  # Ctrl-C, or the budget is spent
                 number = self._to_retry.popleft()
-                first = self._first_tries.pop(number)
-                if not jobs.interrupted:  # the budget is spent: what is known of it counts
-                    record = self._concluded(number, first)
-                    note = "not tried again, alone and in a fresh interpreter: the budget was spent"
-                    record.notes.append(note)
-                    self._save(record)
-                    continue
-                ended = f"the first ended with {first.outcome.value} ({first.message})"
-                message = f"stopped before its second try; {ended}"
-                stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=message)
-                self._save(self._concluded(number, stopped))
+                ending = self._first_tries.pop(number)
+                if jobs.interrupted:  # else the budget is spent: what is known of it counts
+                    ended = f"the first ended with {ending.outcome.value} ({ending.message})"
+                    told = f"stopped before its second try; {ended}"
+                    ending = dataclasses.replace(ending, outcome=Outcome.INTERRUPTED, message=told)
+                self._save(self._concluded(number, ending))
 
     @property
     def is_done(self) -> bool:
