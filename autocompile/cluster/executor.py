@@ -136,8 +136,7 @@ class Interrupts:
 class ClusterExecutor:
     """Runs jobs on stations whose machines are alike; the probe goes to each of them.
 
-    Args:
-        interrupts: each raises KeyboardInterrupt once in a method that waits.
+    Each of ``interrupts`` raises KeyboardInterrupt once in a method that waits.
     """
 
     def __init__(

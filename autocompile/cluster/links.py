@@ -38,11 +38,7 @@ _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Cluster]:
-    """A connection to a running cluster; ``auto`` for the one of this machine.
-
-    Raises:
-        UsageError: Ray is not installed, there is no cluster, or it runs other versions.
-    """
+    """A connection to a running cluster, ``auto`` for this machine's; else a UsageError."""
     try:
         import ray
     except ImportError:
@@ -257,12 +253,7 @@ class _RayLink:
 
 
 def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker without what Ray has changed; the visible GPUs stay.
-
-    Args:
-        now: of the worker.
-        before: of the process that started it, which has what the machine had.
-    """
+    """The environment of a worker, ``now``, with what Ray has changed as it was ``before``."""
 
     def is_rays(name: str) -> bool:
         return name == "OMP_NUM_THREADS" or name.startswith("RAY_")

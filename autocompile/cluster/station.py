@@ -74,11 +74,8 @@ class StationFolder:
     """A temporary folder with the target's files, jobs and compiler caches.
 
     A driver's paths mean nothing here. Those in a request are replaced when it arrives, and those
-    of this folder in what is sent back, so that users read their own.
-
-    Args:
-        files: of the target, base64 by their path under the driver's ``place``.
-        place: absolute path on the driver's machine.
+    of this folder in what is sent back, so that users read their own. ``files`` are base64 by their
+    path under ``place``, a folder of the driver's.
     """
 
     def __init__(self, files: Mapping[str, str], place: str) -> None:

@@ -41,9 +41,7 @@ FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
 def export(report: Report, to: str) -> str:
     """The result in one of :data:`FORMATS`; code begins with a comment on unconfirmed settings.
 
-    Raises:
-        UsageError: unknown format.
-        ExportError: the format cannot express the result.
+    An ExportError if the format cannot express it.
     """
     if to not in _EXPORTERS:
         close = difflib.get_close_matches(to.lower(), FORMATS, n=1, cutoff=0.5)

@@ -419,13 +419,7 @@ def _size_row(size: int | None, decision: Decision) -> SizeRow:
 def _best(
     best: Candidate, found: Sequence[Candidate], exported: Sequence[Record], calls: int
 ) -> Best:
-    """The best setting.
-
-    Args:
-        found: all that worked at its batch size.
-        exported: its code.
-        calls: of a pass.
-    """
+    """The best setting, of all ``found`` at its batch size; ``calls`` are those of a pass."""
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline

@@ -65,11 +65,9 @@ def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
 
 
 def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:
-    """A record for each side of a race that has ended; numbers are still to be given.
+    """A record for each side of a race of these trials; numbers are still to be given.
 
-    Args:
-        trials: those that were raced.
-        at_work: the trial whose turn it was when the process ended; another number for none.
+    ``at_work``: the trial whose turn it was when the process ended; another number for none.
     """
     by_number = {r.number: r for r in trials}
     endings: dict[int, Ending] = {}

@@ -29,17 +29,12 @@ _NOT_ONE = "this is no file of calls"
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor without its values.
-
-    Attributes:
-        dtype: its name in torch, such as ``float32``.
-        low, high: the least and the greatest value that were seen, of integers and booleans.
-    """
+    """A tensor without its values."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # its name in torch, such as float32
     device: str = "cpu"
-    low: int | None = None
+    low: int | None = None  # the least value that was seen, of integers and booleans
     high: int | None = None
 
 
@@ -82,11 +77,7 @@ class RecordedCalls:
 
 
 def read_calls(path: Path) -> RecordedCalls:
-    """Read a file of calls.
-
-    Raises:
-        UsageError: it is none, is damaged or of a newer version.
-    """
+    """Read a file of calls; a UsageError if it is none, damaged or of a newer version."""
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:

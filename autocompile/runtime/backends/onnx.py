@@ -273,9 +273,7 @@ def compile_graph(
 ) -> Compiled:
     """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes.
 
-    Raises:
-        ValueError: a mode, or an unknown option (see the module).
-        RuntimeError: gradients are required, or the runtime cannot run an operator of the graph.
+    A RuntimeError if gradients are required, or the runtime cannot run it.
     """
     asked = {"weights": "live", **(options or {})}
     weights = asked.pop("weights")
