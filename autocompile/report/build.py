@@ -264,11 +264,16 @@ def _confidence(
     best, why_not_high = decision.best, ""
     word: Literal["high", "open", "low"] = "high"
     if decision.open:
-        setting, most = decision.open[0]
+        setting, above = decision.open[0]
         word = "open"
-        why_not_high = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
+        name = show.label(setting.record.config)
+        why_not_high = f"{name} may be up to {100 * above:.0f} % faster"
     elif rest:
-        word, why_not_high = "open", _not_reached(rest)
+        first = rest[0]
+        likely, most = (round(100 * first[name]) for name in ("likely", "most"))
+        gain = f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
+        word = "open"
+        why_not_high = f"{show.label(first['config'])} was not reached and may be {gain}"
     elif missing:
         word, why_not_high = "low", missing
     elif decision.is_faster and best.sets < SETS[0]:
@@ -281,14 +286,6 @@ def _confidence(
         open=why_not_high,
         command=command if why_not_high not in ("", _REFUSED) else "",
     )
-
-
-def _not_reached(rest: Sequence[Mapping[str, Any]]) -> str:
-    """``inductor max-autotune was not reached and may be 5 to 20 % faster``."""
-    first = rest[0]
-    likely, most = (round(100 * first[name]) for name in ("likely", "most"))
-    gain = f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
-    return f"{show.label(first['config'])} was not reached and may be {gain}"
 
 
 def _why_nothing(

@@ -105,7 +105,8 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         record = Record(*place, message=_breaks(twin), detail=detail)
         record.outcome, record.step = Outcome.GRAPH_BREAK, Step.COMPILE
         return record
-    if twin.ok and not _is_one_graph(twin):
+    skipped = twin.recompiles or twin.detail.get("skipped_frames")
+    if twin.ok and (skipped or twin.graphs not in (None, 1)):  # else compiled once, as one graph
         return None
     return dataclasses.replace(
         twin,
@@ -117,12 +118,6 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         detail=twin.detail if twin.ok else {**twin.detail, "answered": True},
         notes=[*twin.notes, _FULLGRAPH] if twin.ok else twin.notes,
     )
-
-
-def _is_one_graph(record: Record) -> bool:
-    """Whether it was compiled once as one graph, so that ``fullgraph=True`` is equal."""
-    skipped = record.recompiles or record.detail.get("skipped_frames")
-    return not skipped and record.graphs in (None, 1)
 
 
 def _breaks(record: Record) -> str:
