@@ -254,12 +254,9 @@ class _RayLink:
 
 def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker, ``now``, with what Ray has changed as it was ``before``."""
-
-    def is_rays(name: str) -> bool:
-        return name == "OMP_NUM_THREADS" or name.startswith("RAY_")
-
-    found = {name: value for name, value in now.items() if not is_rays(name)}
-    return found | {name: value for name, value in before.items() if is_rays(name)}
+    rays = {n for n in {*now, *before} if n == "OMP_NUM_THREADS" or n.startswith("RAY_")}
+    found = {name: value for name, value in now.items() if name not in rays}
+    return found | {name: value for name, value in before.items() if name in rays}
 
 
 class Pipe:

@@ -68,11 +68,7 @@ def build_report(
     interrupted: bool = False,
     wall_s: float = 0.0,
 ) -> Report:
-    """The report without its exports.
-
-    ``run``: what ``run.json`` holds. ``run_dir``: as it is shown to the user. ``limits``: of
-    settings that may be best.
-    """
+    """The report without its exports, of what ``run.json`` and the records hold."""
     plan, running = run["plan"], run.get("running", False)
     phases = {}
     for name in run["phases"]:
@@ -99,10 +95,7 @@ def build_report(
 
 
 def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
-    """Why it is too early for a verdict on a phase of a run that has not ended; else empty.
-
-    ``records``: of trials that have ended, of all phases. ``running``: a tuner is at work.
-    """
+    """Why it is too early for a verdict on a phase of a run that has not ended; else empty."""
     mine = [r for r in records if r.phase == phase]
     ended = [r for r in mine if r.outcome is not Outcome.INTERRUPTED]
     if not mine or (running and not ended):
@@ -258,8 +251,7 @@ def _confidence(
 ) -> Confidence:
     """How sure the decision is; if not quite, what is open and the command that settles it.
 
-    ``rest``: untried settings that the search expects to be worth their seconds, the most promising
-    first.
+    ``rest``: untried settings that may be worth their seconds, the most promising first.
     """
     best, why_not_high = decision.best, ""
     word: Literal["high", "open", "low"] = "high"

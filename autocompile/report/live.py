@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autocompile.errors import UsageError
-from autocompile.progress import Countdown, Progress
+from autocompile.progress import Progress
 from autocompile.report import text as show
 from autocompile.report.contents import same_as
 from autocompile.settings.config import Setting
@@ -74,7 +74,7 @@ class PlainProgress(Progress):
             self._line(f"        {show.plain(name)}: {show.plain(why)}")
         self._line(f"run     {self._run_dir}")
 
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+    def searching(self, spaces: Mapping[str, str], budget: Any) -> None:
         for name, space in spaces.items():
             self._line(f"space   {show.plain(name)} · {show.plain(space)}")
         if budget.total_s is not None:
@@ -130,14 +130,14 @@ class LiveProgress(PlainProgress):
         )
         self._waiting: list[str] = []  # lines to print once nothing measures
         self._now = "looking at the machine, torch and the target ..."
-        self._budget: Countdown | None = None
+        self._budget: Any = None  # its total_s, None for no end, and spent_s
         self._is_race = self._closed = False
         self._running: dict[int, tuple[str, float]] = {}  # setting, and since when in its step
         self._steps: dict[int, Step] = {}  # of trials, and of the processes of a race
         self._left = 0
         self._counts: Counter[str] = Counter()
 
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+    def searching(self, spaces: Mapping[str, str], budget: Any) -> None:
         self._budget, self._now = budget, show.NONE
         super().searching(spaces, budget)
         self._line("        Ctrl-C stops and reports · --resume continues")
@@ -201,7 +201,7 @@ class LiveProgress(PlainProgress):
             below.add_row(bar, _short(f"{time_left}   {self._tried()}"))
         self._live.update(Group(below, _short(self._doing())), refresh=True)
 
-    def _progress(self, budget: Countdown) -> tuple[float, str]:
+    def _progress(self, budget: Any) -> tuple[float, str]:
         """The share of the budget that is spent; without one, of the settings that are tried."""
         total_s, spent_s = budget.total_s, budget.spent_s
         if total_s is None:

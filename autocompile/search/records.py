@@ -26,15 +26,14 @@ _NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def to_record(number: int, setting: Setting, ending: Ending) -> Record:
-    """The record that a job has sent, with what the parent has seen of the job.
-
-    One that makes no sense is ``infrastructure``.
-    """
+    """What a job has sent, or ``infrastructure`` if it makes no sense, and the parent has seen."""
     place = number, setting.phase, setting.config, setting.batch_size
     of_parent: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
     of_parent |= {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
     of_parent |= {"role": "search", "repeats": None, "race": None, "duplicate_of": None}
-    of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": _spans(ending)}
+    spans = (*(ending.first.spans if ending.first else ()), *ending.spans)
+    rounded = [(s, round(a, 3), round(b, 3)) for s, a, b in spans if b - a >= 0.001]
+    of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": rounded}
     try:
         record = Record.from_dict({**ending.payload, **of_parent})
         if record.measurement is None and record.outcome is Outcome.OK:
@@ -56,12 +55,6 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         record.compile_s = max(0.0, record.compile_s - paused_s)
     record.compile_window = None
     return record
-
-
-def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
-    """Its stretches of work to the millisecond, those of a first try before."""
-    every = [*(ending.first.spans if ending.first else ()), *ending.spans]
-    return tuple((s, round(a, 3), round(b, 3)) for s, a, b in every if b - a >= 0.001)
 
 
 def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:

@@ -72,10 +72,7 @@ class Study:
     # Which setting comes next, and when the search stops ------------------------------------------
 
     def search(self, races_s: Callable[[], float]) -> None:
-        """Try settings side by side until none is worth trying or the races need the time.
-
-        After Ctrl-C, what was running has been ended and recorded.
-        """
+        """Try settings side by side until none is worth trying or the races need the time."""
         with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
                 self._races_s = 0.0 if self.budget.total_s is None else races_s()

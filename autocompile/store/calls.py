@@ -40,19 +40,15 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class RecordedCalls:
-    """The calls of one model.
+    """The calls of one model, each as ``{"args": [...], "kwargs": {...}}``.
 
-    Attributes:
-        model: the name of its class.
-        distinct: calls that differ in shapes or plain arguments, as ``{"args": [...], "kwargs":
-            {...}}``. A tensor is ``{"tensor": {...}}``, a tuple ``{"tuple": [...]}``, a dictionary
-            ``{"dict": {...}}``, and what no file can hold ``{"object": its class}``.
-        order: which of these each call was.
+    A tensor is ``{"tensor": {...}}``, a tuple ``{"tuple": [...]}``, a dictionary ``{"dict":
+    {...}}``, and what no file can hold ``{"object": its class}``.
     """
 
-    model: str
-    distinct: tuple[Mapping[str, Any], ...]
-    order: tuple[int, ...]
+    model: str  # the name of its class
+    distinct: tuple[Mapping[str, Any], ...]  # calls that differ in shapes or plain arguments
+    order: tuple[int, ...]  # which of these each call was
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RecordedCalls:

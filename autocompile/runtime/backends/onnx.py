@@ -271,10 +271,7 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes.
-
-    A RuntimeError if gradients are required, or the runtime cannot run it.
-    """
+    """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes."""
     asked = {"weights": "live", **(options or {})}
     weights = asked.pop("weights")
     if mode not in (None, "default") or asked or weights not in ("live", "baked"):
