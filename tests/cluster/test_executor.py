@@ -16,7 +16,7 @@ from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import _RayLink
 from autocompile.cluster.wire import Do, Say, encode
 from autocompile.errors import RunError, UsageError
-from autocompile.execute.executor import Ended, Ending, Event, Stepped, Told
+from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
