@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from autocompile.settings.config import Setting
 from autocompile.store.record import Record, Step
-
-
-class Countdown(Protocol):
-    """The time budget of a run."""
-
-    @property
-    def total_s(self) -> float | None: ...  # of the whole run; None: no end
-
-    @property
-    def spent_s(self) -> float: ...  # since the run began
 
 
 class Progress:
@@ -27,14 +17,14 @@ class Progress:
     ) -> None:
         """The run begins; the mappings are those of ``report.json``."""
 
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
-        """The search begins: the space of each phase in one line, and the budget."""
+    def searching(self, spaces: Mapping[str, str], budget: Any) -> None:
+        """The search begins: the space of each phase in words, and ``total_s`` and ``spent_s``."""
 
-    def started(self, number: int, setting: Setting, role: str) -> None:
+    def started(self, number: int, setting: Setting) -> None:
         """A trial's process starts."""
 
-    def step(self, number: int, step: Step, station: str = "") -> None:
-        """A running trial enters a step; on a cluster, at a station."""
+    def step(self, number: int, step: Step) -> None:
+        """A running trial enters a step."""
 
     def ended(self, record: Record, left: int) -> None:
         """A trial is over, with or without a process; ``left`` settings are still to try."""

@@ -19,10 +19,11 @@ from typing import Any
 
 from autocompile import __version__
 from autocompile.cluster.executor import Link, Message
-from autocompile.cluster.wire import Do, Say, decode, encode, job_of, sent_ending
+from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.execute.executor import Ended, Ending, Event, Executor, Job, Stepped, Told
 from autocompile.protocol.requests import ProbeRequest, RaceRequest, read_request
 from autocompile.settings.phases import FORWARD
+from autocompile.store.reading import plain
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["FakeExecutor", "ScriptedStations", "failed", "measured", "probed"]
@@ -270,7 +271,7 @@ class _Scripted:
             folder = Path(self._stations._scratch.name) / self.name / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "request.json").write_text(json.dumps(message["request"]), "utf-8")
-            self._executor.start(job_of(message["job"], folder, toolchain=None))
+            self._executor.start(Job(**message["job"] | {"folder": folder, "toolchain": None}))
             self._pass_on()
 
     def _pass_on(self) -> None:
@@ -280,7 +281,7 @@ class _Scripted:
                     line = encode(Say.STEPPED, number=event.number, step=event.step.value)
                     self._stations._put(self, line, 0.0)
                 elif isinstance(event, Ended):
-                    ending = sent_ending(event.ending)
+                    ending = plain(event.ending)
                     own = {"files": {}, "slots": self._stations._slots}
                     line = encode(Say.ENDED, number=event.number, ending=ending, **own)
                     after_s = self._stations._ends_in(self.name, event.ending.wall_s)

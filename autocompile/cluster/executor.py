@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autocompile import __version__
-from autocompile.cluster.wire import Do, Say, ending_of, sent_job
+from autocompile.cluster.wire import Do, Say, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.protocol.requests import ProbeRequest, ProbeResult, RaceRequest, read_request
+from autocompile.settings.tuned import unlike
 from autocompile.store.files import write_text
+from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Step
 
 _OPEN_S = 120.0  # for a station's first word
@@ -119,12 +121,9 @@ class Station:
             return f"its probe ended with {self.probe.outcome.value} ({self.probe.message})"
         own = ProbeResult.read(self.probe.payload).environment
         first = ProbeResult.read(other.probe.payload).environment
-        told = [
-            f"{name} is {own.get(name)}, not {first.get(name)}"
-            for name in _ALIKE
-            if own.get(name) != first.get(name)
-        ]
-        return f"its machine differs from that of {other.name}: {'; '.join(told)}" if told else ""
+        both = unlike(first, own, _ALIKE).items()
+        told = "; ".join(f"{name} is {mine}, not {its}" for name, (its, mine) in both)
+        return f"its machine differs from that of {other.name}: {told}" if told else ""
 
 
 @dataclass
@@ -137,8 +136,7 @@ class Interrupts:
 class ClusterExecutor:
     """Runs jobs on stations whose machines are alike; the probe goes to each of them.
 
-    Args:
-        interrupts: each raises KeyboardInterrupt once in a method that waits.
+    Each of ``interrupts`` raises KeyboardInterrupt once in a method that waits.
     """
 
     def __init__(
@@ -279,8 +277,7 @@ class ClusterExecutor:
         elif kind is Say.STEPPED and task is not None:
             task.step = Step(message["step"])
             if not task.is_probe:
-                at = station.name if len(self.stations) > 1 else ""
-                self._events.append(Stepped(task.job.number, task.step, at))
+                self._events.append(Stepped(task.job.number, task.step))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
             station.slots = int(message["slots"])  # fewer, if the probe needed much memory
@@ -332,8 +329,8 @@ class ClusterExecutor:
         for file, text in message["files"].items():
             write_text(task.job.folder / Path(file).name, text)
         try:
-            ending = ending_of(message["ending"])
-        except (KeyError, TypeError, ValueError) as error:
+            ending = of_fields(Ending, message["ending"])
+        except (AttributeError, TypeError, ValueError) as error:
             what = f"{station.name} sent an ending that makes no sense: {error}"
             ending = Ending(Outcome.INFRASTRUCTURE, task.step, what)
         if task.is_probe:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import autocompile
 from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
@@ -36,11 +38,7 @@ _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Cluster]:
-    """A connection to a running cluster; ``auto`` for the one of this machine.
-
-    Raises:
-        UsageError: Ray is not installed, there is no cluster, or it runs other versions.
-    """
+    """A connection to a running cluster, ``auto`` for this machine's; else a UsageError."""
     try:
         import ray
     except ImportError:
@@ -255,34 +253,17 @@ class _RayLink:
 
 
 def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker without what Ray has changed; the visible GPUs stay.
-
-    Args:
-        now: of the worker.
-        before: of the process that started it, which has what the machine had.
-    """
-
-    def is_rays(name: str) -> bool:
-        return name == "OMP_NUM_THREADS" or name.startswith("RAY_")
-
-    found = {name: value for name, value in now.items() if not is_rays(name)}
-    return found | {name: value for name, value in before.items() if is_rays(name)}
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    """Of another process; empty where it cannot be read."""
-    try:
-        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    return dict(os.fsdecode(p).split("=", 1) for p in pairs if b"=" in p)
+    """The environment of a worker, ``now``, with what Ray has changed as it was ``before``."""
+    rays = {n for n in {*now, *before} if n == "OMP_NUM_THREADS" or n.startswith("RAY_")}
+    found = {name: value for name, value in now.items() if name not in rays}
+    return found | {name: value for name, value in before.items() if name in rays}
 
 
 class Pipe:
     """What an actor is of: a station's process, lines in, lines out."""
 
     def __init__(self) -> None:
-        environment = restored(os.environ, _environment_of(os.getppid()))
+        environment = restored(os.environ, psutil.Process(os.getppid()).environ())
         home = Path(autocompile.__file__).parent.parent
         if home.name != "site-packages":  # Ray has brought this package: it is not installed here
             paths = [str(home), environment.get("PYTHONPATH", "")]

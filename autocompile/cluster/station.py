@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import __version__
-from autocompile.cluster.wire import Do, Say, decode, encode, job_of, sent_ending
+from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import AutocompileError
 from autocompile.execute import exclusive
-from autocompile.execute.executor import Ended, Event, Stepped
+from autocompile.execute.executor import Ended, Event, Job, Stepped
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.store.files import make_folder, write_json
+from autocompile.store.reading import plain
 from autocompile.store.record import AT_WORK
 
 _IDLE_S = 60.0
@@ -73,11 +74,8 @@ class StationFolder:
     """A temporary folder with the target's files, jobs and compiler caches.
 
     A driver's paths mean nothing here. Those in a request are replaced when it arrives, and those
-    of this folder in what is sent back, so that users read their own.
-
-    Args:
-        files: of the target, base64 by their path under the driver's ``place``.
-        place: absolute path on the driver's machine.
+    of this folder in what is sent back, so that users read their own. ``files`` are base64 by their
+    path under ``place``, a folder of the driver's.
     """
 
     def __init__(self, files: Mapping[str, str], place: str) -> None:
@@ -231,11 +229,12 @@ class Station:
         environment = self._folder.environment(number, sent["environment"])
         beside = 1 if message["alone"] else max(1, self._executor.slots)
         own = {
+            "folder": self._folder.prepare(number, request),
             "environment": environment | self._place(number, request),
             "toolchain": self._folder.toolchain if sent["toolchain"] else None,
             "memory_limit_bytes": self._memory or most_memory_bytes() // beside or None,
         }
-        self._executor.start(job_of(sent, self._folder.prepare(number, request), **own))
+        self._executor.start(Job(**{**sent, **own}))
 
     def _place(self, number: int, request: Mapping[str, Any]) -> dict[str, str]:
         """Variables that give a job the GPU with the least to do; those that take turns share."""
@@ -260,7 +259,7 @@ class Station:
             self._say(
                 Say.ENDED,
                 number=event.number,
-                ending=sent_ending(event.ending),
+                ending=plain(event.ending),
                 files=self._folder.results(event.number),
                 slots=self._executor.slots,
             )

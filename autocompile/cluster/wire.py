@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
-from autocompile.execute.executor import Ending, Job
-from autocompile.store.record import Outcome, Step
+from autocompile.execute.executor import Job
 
 
 class Do(str, Enum):
@@ -51,27 +47,6 @@ def decode(line: str | bytes) -> dict[str, Any]:
 
 
 def sent_job(job: Job) -> dict[str, Any]:
-    """A job as JSON; the folder is the station's own business."""
-    data = dataclasses.asdict(job)
-    del data["folder"], data["python"]  # a path here says nothing there
-    data["toolchain"] = job.toolchain is not None
-    return data
-
-
-def job_of(data: Mapping[str, Any], folder: Path, **own: Any) -> Job:
-    """The job that was sent, in a folder of this machine, with what is this machine's ``own``."""
-    return Job(**{**data, "folder": folder, **own})
-
-
-def sent_ending(ending: Ending) -> dict[str, Any]:
-    """An ending as JSON."""
-    data = dataclasses.asdict(ending)
-    return {**data, "outcome": ending.outcome.value, "step": ending.step.value}
-
-
-def ending_of(data: Mapping[str, Any]) -> Ending:
-    """The ending that was sent; a KeyError, TypeError or ValueError where it is none."""
-    own = {**data, "outcome": Outcome(data["outcome"]), "step": Step(data["step"])}
-    own["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data["spans"])
-    own["pauses"] = tuple((float(a), float(b)) for a, b in data["pauses"])
-    return Ending(**own)
+    """A job as JSON; folder and interpreter are paths that say nothing there."""
+    data = {**vars(job), "toolchain": job.toolchain is not None}
+    return {name: value for name, value in data.items() if name not in ("folder", "python")}

@@ -124,10 +124,7 @@ def as_calls_grow(
     """Which setting takes a program the least time, with compiling, and from how many passes on.
 
     Eager mode is the first; one that is less than 2 % faster than the one before it is left out.
-
-    Args:
-        found: what worked at one batch size.
-        passes: over which their speed-ups count the compile time.
+    The speed-ups in ``found`` count the compile time over ``passes``.
     """
     eager = [c for c in found if c.record.config.is_baseline]
     rivals = [c for c in found if c not in eager and c.keeps(limits) and not c.slows_eager]

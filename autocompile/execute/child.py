@@ -231,7 +231,7 @@ def ending_of(child: Child) -> Ending:
         spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
         pauses=tuple(child.clock.pauses),
         stack=child.dump.decode("utf-8", "replace").strip(),
-        doubts=[n for n, is_so in doubts.items() if is_so and (died or outcome in _DOUBTFUL)],
+        doubts=tuple(n for n in doubts if doubts[n] and (died or outcome in _DOUBTFUL)),
     )
 
 

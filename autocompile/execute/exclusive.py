@@ -40,13 +40,8 @@ def take(file: BinaryIO) -> bool:
 def held(doing: str, tell: Callable[[str], None], wait: bool = False) -> Iterator[float]:
     """Hold this machine; yields the seconds that it was waited for.
 
-    Args:
-        doing: what for, as another command names it.
-        tell: is told of a wait, and of what cannot be locked.
-        wait: until it is free, in place of an error.
-
-    Raises:
-        RunError: another autocompile of this user is at work.
+    Where another autocompile of this user is at work, which names what it is ``doing``, that is a
+    RunError without ``wait``. ``tell`` is told of a wait, and of what cannot be locked.
     """
     path = Path(tempfile.gettempdir()) / f"autocompile-{os.getuid()}.lock"
     began, told = time.monotonic(), ""

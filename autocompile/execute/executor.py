@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,14 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended; seconds are without pauses.
-
-    Attributes:
-        spans: step, begin and end of each stretch of work between pauses, in Unix time.
-        pauses: begin and end of each time it was stopped for another trial's measurement, by
-            ``time.monotonic``, which all processes share.
-        doubts: circumstances that may have caused a failure, such as ``beside other trials``.
-    """
+    """How a job ended; seconds are without pauses."""
 
     outcome: Outcome
     step: Step  # the last that it reached
@@ -48,10 +41,11 @@ class Ending:
     payload: Mapping[str, Any] = field(default_factory=dict)  # as autocompile.protocol.requests
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
-    spans: Sequence[tuple[str, float, float]] = ()
-    pauses: Sequence[tuple[float, float]] = ()
+    spans: tuple[tuple[str, float, float], ...] = ()  # of work: step, begin, end in Unix time
+    # When it was stopped for another trial's measurement, by time.monotonic, which all share.
+    pauses: tuple[tuple[float, float], ...] = ()
     stack: str = ""  # of a process that timed out
-    doubts: Sequence[str] = ()
+    doubts: tuple[str, ...] = ()  # what may have caused a failure, as ``beside other trials``
     first: Ending | None = None  # how the first try ended, if this is the second
 
 
@@ -61,7 +55,6 @@ class Stepped:
 
     number: int
     step: Step
-    station: str = ""  # of a cluster
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,7 @@ _BIRTH_S = 5.0  # for a supervisor to start its worker
 
 
 class LocalExecutor:
-    """Runs trials on this machine, at most ``jobs`` at once; :func:`default_jobs` when None.
-
-    Args:
-        gpus: over how many the environments of jobs spread them.
-
-    Raises:
-        UsageError: unknown isolation, or fewer than one job.
-    """
+    """Runs trials here, at most ``jobs`` at once, whose environments spread them over ``gpus``."""
 
     def __init__(
         self, isolation: Isolation = "auto", jobs: int | None = None, gpus: int = 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -105,15 +105,8 @@ def busy_cores(for_s: float = 0.25) -> float:
 
 def busy_gpu() -> float:
     """The share of the last moment in which a GPU of this host computed, the most; 0 if unknown."""
-    shares = [0.0]
-    with contextlib.suppress(OSError, AttributeError):
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        count, gpu = ctypes.c_uint(), ctypes.c_void_p()
-        percent = (ctypes.c_uint * 2)()  # of the GPU and of its memory
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return 0.0
-        for index in range(count.value):
-            refused = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
-            if not (refused or nvml.nvmlDeviceGetUtilizationRates(gpu, ctypes.byref(percent))):
-                shares.append(percent[0] / 100)
-    return max(shares)
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(command, capture_output=True, timeout=20, check=True).stdout
+        return max((int(word) / 100 for word in told.split() if word.isdigit()), default=0.0)
+    return 0.0

@@ -46,12 +46,8 @@ class ForkServerError(Exception):
 class ForkServer:
     """Starts a fork server and talks to it in JSON messages, without waiting for it.
 
-    Args:
-        variables: of the environment, on top of the parent's.
-        selector: its connection is registered here, with :meth:`listen` as data.
-
-    Raises:
-        ForkServerError: it could not be started; raised by ``warm`` and ``fork`` too if it is dead.
+    Its connection is registered in ``selector``, with :meth:`listen` as data. All methods raise a
+    ForkServerError if it could not be started or is dead.
     """
 
     def __init__(self, python: str, variables: Mapping[str, str], selector: BaseSelector) -> None:
@@ -103,11 +99,7 @@ class ForkServer:
         self._has_to_prepare |= toolchain is not None
 
     def is_ready(self) -> bool:
-        """Whether it can fork a trial at once.
-
-        Raises:
-            ForkServerError: it is dead, not safe to fork, or has not answered for too long.
-        """
+        """Whether it can fork a trial at once; a ForkServerError if it never will."""
         self.listen()
         if self._error is not None:
             raise self._error
@@ -186,14 +178,9 @@ class ForkServer:
 class ProcessStarter:
     """Starts trial processes under one interpreter.
 
-    Args:
-        isolation: ``fork`` forks trials from the fork server, ``spawn`` starts an interpreter for
-            each, ``auto`` forks where that is safe.
-        tell: called with a message when it falls back to a slower way.
-
-    Raises:
-        UsageError: unknown isolation, or not available on this system; from all methods: isolation
-            is ``fork``, and forking is not safe.
+    It forks them from the fork server (``fork``), starts an interpreter for each (``spawn``), or
+    forks where that is safe (``auto``), and tells where it falls back to a slower way. Where
+    isolation is ``fork`` and not safe, all methods raise a UsageError.
     """
 
     def __init__(
@@ -241,14 +228,9 @@ class ProcessStarter:
         return self._fork_server is not None and self._fork_server.is_busy
 
     def start(self, job: Job) -> Child | None:
-        """Start a trial's processes, after :meth:`is_ready`: ``autocompile.trial`` or a fork.
+        """Start a trial's processes, after :meth:`is_ready`; an OSError or RunError if it cannot.
 
-        Returns:
-            None if the fork server has died since; try again.
-
-        Raises:
-            OSError: its process cannot be started.
-            RunError: its log cannot be written.
+        None if the fork server has died since: try again.
         """
         child = Child.of(job)
         try:

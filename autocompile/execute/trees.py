@@ -57,14 +57,10 @@ def tree_memory_bytes(roots: Collection[int]) -> dict[int, int]:
 
 
 def kill_tree(root: int | None, marker: str) -> bool:
-    """Kill every process below one, the process itself, and all that carry the marker.
+    """Kill every process below a root, itself, and all with this value of ``MARKER``.
 
-    Args:
-        root: known to be alive or not yet waited for; None if it is gone.
-        marker: value of the environment variable ``MARKER``.
-
-    Returns:
-        Whether two looks in a row found nothing alive.
+    The root must be alive or not yet waited for; None if it is gone. Returns whether two looks in a
+    row found nothing alive.
     """
     if root is not None:
         _kill_until_none(lambda: below([root])[root])
@@ -95,18 +91,12 @@ def _kill_until_none(find: Callable[[], list[int]]) -> bool:
 def pause(
     roots: Collection[int], groups: Collection[int] = (), patience_s: float = 0.25
 ) -> dict[int, list[int]]:
-    """Stop every process below these, and wait until they are stopped.
+    """Stop every process below these, which go on, and wait until they are stopped.
 
-    Args:
-        roots: they themselves go on.
-        groups: process groups that lie in the trees with all of their members. The kernel stops
-            them at once, forks included; what is in none is stopped one by one, and looked for
-            again.
-        patience_s: a process in an uninterruptible system call is not waited for any longer; it
-            stops when the call returns.
-
-    Returns:
-        For each root the living processes below it, for :func:`resume`.
+    The kernel stops ``groups``, process groups with all of their members in the trees, at once,
+    forks included; what is in none is stopped one by one, and looked for again. A process in an
+    uninterruptible system call stops when that returns. Returns for each root the living processes
+    below it, for :func:`resume`.
     """
     # A process that has not called setpgid yet is not in its group.
     stopped = _signal_all(groups, signal.SIGSTOP, os.killpg)

@@ -39,12 +39,7 @@ FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
 
 
 def export(report: Report, to: str) -> str:
-    """The result in one of :data:`FORMATS`; code begins with a comment on unconfirmed settings.
-
-    Raises:
-        UsageError: unknown format.
-        ExportError: the format cannot express the result.
-    """
+    """The result in one of :data:`FORMATS`, or an ExportError if that cannot express it."""
     if to not in _EXPORTERS:
         close = difflib.get_close_matches(to.lower(), FORMATS, n=1, cutoff=0.5)
         raise UsageError(

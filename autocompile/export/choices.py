@@ -24,24 +24,15 @@ _RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of one phase.
-
-    Attributes:
-        verdict: ``faster``, ``keep_eager`` or ``failed``.
-        config: the setting to use, which may also be eager with changes; None: no change.
-        evidence: a sentence for a comment.
-        gain: the speed-up over eager in words, with its 95 % interval.
-        batch_size: that it is for; None without a setting or batch size.
-        processes: number of fresh processes that confirmed it.
-    """
+    """The result of one phase."""
 
     phase: str
-    verdict: str
-    config: CompileConfig | None
-    evidence: str
-    gain: str = ""
-    batch_size: int | None = None
-    processes: int = 0
+    verdict: str  # faster, keep_eager or failed
+    config: CompileConfig | None  # may also be eager with changes; None: no change
+    evidence: str  # a sentence for a comment
+    gain: str = ""  # the speed-up over eager in words, with its 95 % interval
+    batch_size: int | None = None  # that it is for
+    processes: int = 0  # fresh ones that confirmed it
 
 
 def choices(report: Report) -> dict[str, Choice]:

@@ -62,11 +62,7 @@ def _evidence(choice: Choice) -> str:
 
 
 def having_form(report: Report) -> list[Choice]:
-    """The choices of a report, if plain torch code can express them.
-
-    Raises:
-        ExportError: it cannot, or there are none.
-    """
+    """The choices of a report; an ExportError if plain torch code cannot express them."""
     every = choices(report)
     updates = every.pop(LEARNER_UPDATE, None)  # RLlib's own: only its Learner does one
     if updates and not every:

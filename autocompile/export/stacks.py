@@ -145,11 +145,7 @@ def _plugin(config: CompileConfig) -> str:
 
 
 def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig, str]:
-    """For a stack that trains: of the forward pass, of the optimizer step, and a comment on both.
-
-    Raises:
-        ExportError: an RLModule, no such phase, or a backend without gradients.
-    """
+    """For a stack that trains: the settings of forward pass and optimizer step, and a comment."""
     found = choices(report)
     if is_rl(report):
         raise ExportError(

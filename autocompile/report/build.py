@@ -57,15 +57,6 @@ _REFUSED = (
     "--tolerance accepts it and settings like it"
 )
 _ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
-_OF_A_RECORD = (
-    *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
-    *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
-    *("outcome", "step"),
-)
-_OF_THE_BEST = (
-    *("number", "batch_size", "peak_memory_bytes", "eager_peak_memory_bytes", "refresh_s"),
-    *("calls_per_update", "weights_live"),
-)
 
 
 def build_report(
@@ -77,11 +68,7 @@ def build_report(
     interrupted: bool = False,
     wall_s: float = 0.0,
 ) -> Report:
-    """The report without its exports.
-
-    ``run``: what ``run.json`` holds. ``run_dir``: as it is shown to the user. ``limits``: of
-    settings that may be best.
-    """
+    """The report without its exports, of what ``run.json`` and the records hold."""
     plan, running = run["plan"], run.get("running", False)
     phases = {}
     for name in run["phases"]:
@@ -108,10 +95,7 @@ def build_report(
 
 
 def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
-    """Why it is too early for a verdict on a phase of a run that has not ended; else empty.
-
-    ``records``: of trials that have ended, of all phases. ``running``: a tuner is at work.
-    """
+    """Why it is too early for a verdict on a phase of a run that has not ended; else empty."""
     mine = [r for r in records if r.phase == phase]
     ended = [r for r in mine if r.outcome is not Outcome.INTERRUPTED]
     if not mine or (running and not ended):
@@ -267,17 +251,21 @@ def _confidence(
 ) -> Confidence:
     """How sure the decision is; if not quite, what is open and the command that settles it.
 
-    ``rest``: untried settings that the search expects to be worth their seconds, the most promising
-    first.
+    ``rest``: untried settings that may be worth their seconds, the most promising first.
     """
     best, why_not_high = decision.best, ""
     word: Literal["high", "open", "low"] = "high"
     if decision.open:
-        setting, most = decision.open[0]
+        setting, above = decision.open[0]
         word = "open"
-        why_not_high = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
+        name = show.label(setting.record.config)
+        why_not_high = f"{name} may be up to {100 * above:.0f} % faster"
     elif rest:
-        word, why_not_high = "open", _not_reached(rest)
+        first = rest[0]
+        likely, most = (round(100 * first[name]) for name in ("likely", "most"))
+        gain = f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
+        word = "open"
+        why_not_high = f"{show.label(first['config'])} was not reached and may be {gain}"
     elif missing:
         word, why_not_high = "low", missing
     elif decision.is_faster and best.sets < SETS[0]:
@@ -290,14 +278,6 @@ def _confidence(
         open=why_not_high,
         command=command if why_not_high not in ("", _REFUSED) else "",
     )
-
-
-def _not_reached(rest: Sequence[Mapping[str, Any]]) -> str:
-    """``inductor max-autotune was not reached and may be 5 to 20 % faster``."""
-    first = rest[0]
-    likely, most = (round(100 * first[name]) for name in ("likely", "most"))
-    gain = f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
-    return f"{show.label(first['config'])} was not reached and may be {gain}"
 
 
 def _why_nothing(
@@ -382,23 +362,22 @@ def _log(record: Record, run_dir: str) -> str | None:
 
 
 def _trial(record: Record, run_dir: str) -> Trial:
-    figures: dict[str, Any] = {}
+    own = known(Trial, vars(record)) | {
+        "config": record.config.to_dict(),
+        "began": record.began,
+        "answered": _is_answered(record),
+        "notes": tuple(record.notes),
+        "log": _log(record, run_dir),
+    }
     if record.ok and (m := record.measurement):
-        figures = {
+        own |= {
             "speedup": m.speedup,
             "throughput": _throughput(m.speedup.scaled(record.samples / m.eager_call_s), record),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
             "flags": tuple(m.flags),
         }
-    return Trial(
-        **{name: getattr(record, name) for name in _OF_A_RECORD},
-        config=record.config.to_dict(),
-        answered=_is_answered(record),
-        notes=tuple(record.notes),
-        log=_log(record, run_dir),
-        **figures,
-    )
+    return Trial(**own)
 
 
 def _throughput(rate: Interval, record: Record) -> Throughput:
@@ -429,37 +408,31 @@ def _size_row(size: int | None, decision: Decision) -> SizeRow:
 def _best(
     best: Candidate, found: Sequence[Candidate], exported: Sequence[Record], calls: int
 ) -> Best:
-    """The best setting.
-
-    Args:
-        found: all that worked at its batch size.
-        exported: its code.
-        calls: of a pass.
-    """
+    """The best setting, of all ``found`` at its batch size; ``calls`` are those of a pass."""
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
     is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
     # Without a share of the compile time, which would count it twice.
     saved = _of_a_pass(record, best.eager_call_s - best.call_s + extra_s(record))
     pays = saved > 0 and not is_eager
-    return Best(
-        **{name: getattr(record, name) for name in _OF_THE_BEST},
-        config=record.config.to_dict(),
-        throughput=_throughput(best.throughput, record),
-        eager_throughput=Rate(value=best.eager_throughput, unit=_unit(record)),
-        speedup=best.reported,
-        speedup_against_default=None if is_default else compare(best, plain),
-        compile_s=0.0 if is_eager else record.compile_s,
-        warm_compile_s=0.0 if is_eager else best.warm_compile_s,
-        break_even_calls=round((record.compile_s or 0.0) / saved * calls) if pays else None,
-        calls_to_repay_refresh=_calls_to_repay(best, calls),
-        confirmed_processes=best.sets,
-        exported=_exported(best, exported),
-        same_code=best.same_code,
-        slow_sets=best.slow_sets,
-        call_s=best.call_s,
-        notes=tuple(record.notes),
-    )
+    own = {
+        "config": record.config.to_dict(),
+        "throughput": _throughput(best.throughput, record),
+        "eager_throughput": Rate(value=best.eager_throughput, unit=_unit(record)),
+        "speedup": best.reported,
+        "speedup_against_default": None if is_default else compare(best, plain),
+        "compile_s": 0.0 if is_eager else record.compile_s,
+        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
+        "break_even_calls": round((record.compile_s or 0.0) / saved * calls) if pays else None,
+        "calls_to_repay_refresh": _calls_to_repay(best, calls),
+        "confirmed_processes": best.sets,
+        "exported": _exported(best, exported),
+        "same_code": best.same_code,
+        "slow_sets": best.slow_sets,
+        "call_s": best.call_s,
+        "notes": tuple(record.notes),
+    }
+    return Best(**known(Best, vars(record)) | own)
 
 
 def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:

@@ -11,7 +11,7 @@ from autocompile.report.document import Document, Line, Section, Span, Table, Te
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-from autocompile.store.record import CallKind, Outcome
+from autocompile.store.record import Outcome
 from autocompile.store.report import Best, PhaseResult, Report, Trial
 
 METHOD = (
@@ -179,7 +179,8 @@ def _shapes(phase: PhaseResult) -> Iterator[Table]:
     ]
     if rest := phase.calls[_SHAPES:]:
         count = sum(kind.calls for kind in rest)
-        eager_s, call_s = (sum(x) / count for x in zip(*map(_all_of, rest), strict=True))
+        eager_s = sum(kind.calls * kind.eager_s for kind in rest) / count
+        call_s = sum(kind.calls * kind.call_s for kind in rest) / count
         rows.append((str(count), f"{len(rest)} more shapes", *_times(eager_s, call_s)))
     for one in phase.workload.percentiles if phase.workload else ():
         rows.append(("", f"p{one.percent} of all calls", *_times(one.eager_s, one.call_s)))
@@ -193,10 +194,6 @@ def _shapes(phase: PhaseResult) -> Iterator[Table]:
 
 def _times(eager_s: float, call_s: float) -> tuple[str, str, str]:
     return show.seconds(eager_s), show.seconds(call_s), show.speedup(eager_s / call_s)
-
-
-def _all_of(kind: CallKind) -> tuple[float, float]:
-    return kind.calls * kind.eager_s, kind.calls * kind.call_s
 
 
 def _known(phase: PhaseResult) -> Iterator[Line]:
@@ -371,19 +368,13 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
         work, unit = phase.workload, ranked[0][1].unit
         rate = f"{unit} at p{work.decided_by}" if work and work.decided_by else unit
         columns = ("#", "batch", rate, "against eager", "compile", "memory", "setting")
-        # By throughput; a duplicate follows its original.
-        ranked.sort(key=lambda each: (-each[1].value, *_family(each[0])))
+        ranked.sort(key=lambda each: (-each[1].value, each[0].number))
         rows = tuple(_measured(t, repeats.get(t.number, ())) for t, _ in ranked)
         yield Table("Measured trials", columns, rows, right=range(6))
     others = [t for t in phase.searched if not (t.ok and t.throughput)]
     if others:
         titles = ("#", "batch", "outcome", "setting and message")
         yield Table("Other trials", titles, tuple(map(_not_measured, others)), right=(0, 1))
-
-
-def _family(trial: Trial) -> tuple[int, int]:
-    same = trial.duplicate_of
-    return trial.number if same is None else same, trial.number
 
 
 def _measured(trial: Trial, repeats: Sequence[Trial]) -> tuple[Text, ...]:

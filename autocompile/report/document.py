@@ -38,17 +38,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, of which the last may be long.
-
-    Attributes:
-        titles: of the columns; all empty where the rows need none.
-        right: the columns that are aligned to the right.
-    """
+    """Rows of cells, of which the last may be long."""
 
     title: str
-    titles: tuple[str, ...]
+    titles: tuple[str, ...]  # of the columns; all empty where the rows need none
     rows: tuple[tuple[Text, ...], ...]
-    right: Collection[int] = ()
+    right: Collection[int] = ()  # columns that are aligned to the right
 
 
 @dataclass(frozen=True)
@@ -63,21 +58,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report, the answer first.
-
-    Attributes:
-        status: of a run that is not complete; else empty.
-        answer: a row for each phase: name, gain, confidence, and code or a reason.
-        whole: what concerns all phases.
-        method: how it was measured, in sentences.
-        exports: code for other stacks, by format.
-    """
+    """A whole report, the answer first."""
 
     title: Text
-    status: str
-    answer: Table
+    status: str  # of a run that is not complete; else empty
+    answer: Table  # a row for each phase: name, gain, confidence, and code or a reason
     sections: tuple[Section, ...]
-    method: str
+    method: str  # how it was measured, in sentences
     circumstances: Table
-    whole: tuple[Line, ...] = ()
-    exports: Mapping[str, str] = field(default_factory=dict)
+    whole: tuple[Line, ...] = ()  # what concerns all phases
+    exports: Mapping[str, str] = field(default_factory=dict)  # code for other stacks, by format

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
 from rich.console import Console, Group
@@ -20,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autocompile.errors import UsageError
-from autocompile.progress import Countdown, Progress
+from autocompile.progress import Progress
 from autocompile.report import text as show
 from autocompile.report.contents import same_as
 from autocompile.settings.config import Setting
@@ -75,7 +74,7 @@ class PlainProgress(Progress):
             self._line(f"        {show.plain(name)}: {show.plain(why)}")
         self._line(f"run     {self._run_dir}")
 
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+    def searching(self, spaces: Mapping[str, str], budget: Any) -> None:
         for name, space in spaces.items():
             self._line(f"space   {show.plain(name)} · {show.plain(space)}")
         if budget.total_s is not None:
@@ -116,13 +115,6 @@ class PlainProgress(Progress):
             self._file.flush()
 
 
-@dataclass
-class _Running:
-    setting: str
-    since: float
-    station: str = ""
-
-
 class LiveProgress(PlainProgress):
     """The lines of a log, and below them, redrawn in place, the budget and what goes on now.
 
@@ -138,30 +130,30 @@ class LiveProgress(PlainProgress):
         )
         self._waiting: list[str] = []  # lines to print once nothing measures
         self._now = "looking at the machine, torch and the target ..."
-        self._budget: Countdown | None = None
+        self._budget: Any = None  # its total_s, None for no end, and spent_s
         self._is_race = self._closed = False
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[str, float]] = {}  # setting, and since when in its step
         self._steps: dict[int, Step] = {}  # of trials, and of the processes of a race
         self._left = 0
         self._counts: Counter[str] = Counter()
 
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+    def searching(self, spaces: Mapping[str, str], budget: Any) -> None:
         self._budget, self._now = budget, show.NONE
         super().searching(spaces, budget)
         self._line("        Ctrl-C stops and reports · --resume continues")
 
-    def started(self, number: int, setting: Setting, role: str) -> None:
+    def started(self, number: int, setting: Setting) -> None:
         if self._is_race:
             self._is_race, self._now, self._steps = False, show.NONE, {}
         label = f"{_cell(setting.phase, setting.batch_size)} · {show.label(setting.config)}"
-        self._running[number] = _Running(label, self._clock())
+        self._running[number] = label, self._clock()
         self.step(number, Step.IMPORT)
 
-    def step(self, number: int, step: Step, station: str = "") -> None:
+    def step(self, number: int, step: Step) -> None:
         if running := self._running.get(number):
             if self._steps.get(number) is Step.MEASURE and step is Step.VERIFY:
                 step = Step.EXIT  # verified once more after the timing: no measurement follows
-            running.since, running.station = self._clock(), station
+            self._running[number] = running[0], self._clock()
         if running or self._is_race:
             self._steps[number] = step
         self.tick()
@@ -209,7 +201,7 @@ class LiveProgress(PlainProgress):
             below.add_row(bar, _short(f"{time_left}   {self._tried()}"))
         self._live.update(Group(below, _short(self._doing())), refresh=True)
 
-    def _progress(self, budget: Countdown) -> tuple[float, str]:
+    def _progress(self, budget: Any) -> tuple[float, str]:
         """The share of the budget that is spent; without one, of the settings that are tried."""
         total_s, spent_s = budget.total_s, budget.spent_s
         if total_s is None:
@@ -228,13 +220,12 @@ class LiveProgress(PlainProgress):
         if not self._running:
             return self._now
         # The one that has come farthest, and how many are beside it.
-        number, running = max(self._running.items(), key=lambda r: _ORDER.index(self._steps[r[0]]))
-        step, beside = self._steps[number], len(self._running) - 1
-        lasts = round(self._clock() - running.since) if step is not Step.VERIFY else 0
-        doing = _DOING[step] + (f" {lasts} s" if lasts else "")
-        doing += f" on {show.plain(running.station)}" if running.station else ""
+        number = max(self._running, key=lambda number: _ORDER.index(self._steps[number]))
+        (setting, since), step = self._running[number], self._steps[number]
+        lasts, beside = round(self._clock() - since), len(self._running) - 1
+        doing = _DOING[step] + (f" {lasts} s" if lasts and step is not Step.VERIFY else "")
         doing += f" · and {beside} beside it" if beside else ""
-        return f"#{number} {running.setting} · {doing}"
+        return f"#{number} {setting} · {doing}"
 
 
 def _short(text: str) -> Text:

@@ -30,26 +30,21 @@ Scale = Callable[[float], float]
 
 @dataclass
 class Plot:
-    """A figure of :data:`WIDTH` by ``height``, in pixels, and what stands above it.
-
-    Attributes:
-        lines: ends (x, y, x, y), variable of the colour, width.
-        dots: centre (x, y), radius, variable of the colour, filled, text under the pointer.
-        words: place (x, y), side that is there (start, middle, end), text.
-        band: left end and width of a shaded zone.
-        legend: variable of the colour, and name.
-    """
+    """A figure of :data:`WIDTH` by ``height``, in pixels, and what stands above it."""
 
     title: str
     note: str
     x_title: str
     y_title: str = ""
     height: int = 280
+    # Ends (x, y, x, y), variable of the colour, width.
     lines: list[tuple[float, float, float, float, str, float]] = field(default_factory=list)
+    # Centre (x, y), radius, variable of the colour, filled, text under the pointer.
     dots: list[tuple[float, float, float, str, bool, str]] = field(default_factory=list)
+    # Place (x, y), side that is there (start, middle, end), text.
     words: list[tuple[float, float, str, str]] = field(default_factory=list)
-    band: tuple[float, float] | None = None
-    legend: list[tuple[str, str]] = field(default_factory=list)
+    band: tuple[float, float] | None = None  # left end and width of a shaded zone
+    legend: list[tuple[str, str]] = field(default_factory=list)  # variable of the colour, and name
 
     @property
     def bottom(self) -> int:

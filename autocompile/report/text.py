@@ -173,10 +173,8 @@ def label(config: Mapping[str, Any] | CompileConfig) -> str:
         return plain(CompileConfig.from_dict(config).label())
     except UsageError:
         usual = CompileConfig().to_dict()
-    changed = {k: v for k, v in config.items() if v not in (usual.get(k), "full")}  # older: full
-    changed.pop("backend", None)
-    head = f"{config.get('backend')} {changed.pop('mode', '')}".strip()
-    return plain(" · ".join([head, *(f"{k}={v}" for k, v in changed.items())]))
+        others = (f"{k}={v}" for k, v in config.items() if v != usual.get(k))
+        return plain(" · ".join(others))
 
 
 def target_name(target: Mapping[str, Any]) -> str:

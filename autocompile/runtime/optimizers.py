@@ -17,10 +17,7 @@ from autocompile.settings.dimensions import OPTIMIZERS
 
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet.
-
-    Raises a UsageError if this optimizer has no such implementation.
-    """
+    """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet."""
     if name in ("default", "compiled"):
         return
     if not _has(optimizer, name):

@@ -49,11 +49,7 @@ class Recorder:
             self.order.append(self.distinct.setdefault(text, len(self.distinct)))
 
     def write(self, path: Path) -> None:
-        """Write the file of calls.
-
-        Raises:
-            UsageError: there was no call, or the file cannot be written.
-        """
+        """Write the file of calls; a UsageError if there was none."""
         if not self.order:
             raise UsageError(
                 f"no call of {self.model} was seen, so there is nothing to write to {path}",
@@ -70,12 +66,8 @@ class Recorder:
 def record(model: torch.nn.Module, path: str | os.PathLike[str]) -> Iterator[None]:
     """Note the calls of a module inside the context, and write them to a file at its end.
 
-    Args:
-        model: the module; calls of its ``forward`` count.
-        path: the file, for ``autocompile tune model.py --calls``.
-
-    Raises:
-        UsageError: there was no call, or the file cannot be written.
+    The file is for ``autocompile tune model.py --calls``. A UsageError if there was no call, or it
+    cannot be written.
     """
     recorder = Recorder(_name_of(model))
 

@@ -91,9 +91,8 @@ class Effects:
     def posterior(self, values: Any, noise: Any) -> tuple[Any, Any]:
         """Mean and standard deviation of the log speed-up of each setting, given the results.
 
-        Args:
-            values: measured log speed-ups of all settings, NaN where there is none.
-            noise: their standard deviations.
+        ``values``: measured log speed-ups of all settings, NaN where there is none; ``noise``:
+        their standard deviations.
         """
         known = np.flatnonzero(~np.isnan(values))
         noise = noise[known] + np.maximum(0.0, _WORST - values[known])

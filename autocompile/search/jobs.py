@@ -126,7 +126,7 @@ class Jobs:
                 self._executor.cancel(number)
         for event in self._executor.wait(_GLANCE_S):
             if isinstance(event, Stepped):
-                self._progress.step(event.number, event.step, event.station)
+                self._progress.step(event.number, event.step)
             elif isinstance(event, Told):
                 self._progress.warning(event.text)
             elif isinstance(event, Ended):

@@ -8,8 +8,6 @@ database is made anew from the records, and one that ``--storage`` names gets th
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -190,29 +188,21 @@ def _storage_at(url: str) -> optuna.storages.RDBStorage:
 
 
 def _unusable(url: str, error: Exception) -> RunError:
-    """What to say of a database that cannot be used."""
+    """What to say of a database that cannot be used; not what SQLAlchemy says of a wrong URL."""
     not_read = "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
+    is_wrong = isinstance(error, (ArgumentError, ValueError)) or url.count("@") > 1
     return RunError(
         f"the study database {without_password(url)} cannot be used",
-        _first_line(error) if _read(url) else not_read,
+        not_read if is_wrong else _first_line(error),
         hint="another --storage, or none: the run then keeps its own database",
     )
 
 
 def without_password(url: str) -> str:
-    """The URL as messages name it; no more than its kind if its password may be anywhere."""
-    found = _read(url)
-    if found is None or (found.query and found.drivername != "sqlite"):
-        return "".join(re.findall(r"^[\w+]+://", url)) + "***"
-    return found.render_as_string() if found.password else url
-
-
-def _read(url: str) -> sql.URL | None:
-    """The parts of a URL; None if it is none, or has an @ that may be of its password."""
-    with contextlib.suppress(ArgumentError, ValueError):
-        found = sql.make_url(url)
-        return None if found.password and url.count("@") > 1 else found
-    return None
+    """The URL as messages name it: no more than its kind where a password may be in it."""
+    kind, colon, rest = url.rpartition("://")
+    may_be = ":" in rest.partition("@")[0] or "?" in rest or rest.count("@") > 1
+    return f"{kind}{colon}***" if may_be and kind != "sqlite" else url
 
 
 def _first_line(error: BaseException) -> str:

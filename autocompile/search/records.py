@@ -26,15 +26,14 @@ _NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def to_record(number: int, setting: Setting, ending: Ending) -> Record:
-    """The record that a job has sent, with what the parent has seen of the job.
-
-    One that makes no sense is ``infrastructure``.
-    """
+    """What a job has sent, or ``infrastructure`` if it makes no sense, and the parent has seen."""
     place = number, setting.phase, setting.config, setting.batch_size
     of_parent: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
     of_parent |= {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
     of_parent |= {"role": "search", "repeats": None, "race": None, "duplicate_of": None}
-    of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": _spans(ending)}
+    spans = (*(ending.first.spans if ending.first else ()), *ending.spans)
+    rounded = [(s, round(a, 3), round(b, 3)) for s, a, b in spans if b - a >= 0.001]
+    of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": rounded}
     try:
         record = Record.from_dict({**ending.payload, **of_parent})
         if record.measurement is None and record.outcome is Outcome.OK:
@@ -58,18 +57,10 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     return record
 
 
-def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
-    """Its stretches of work to the millisecond, those of a first try before."""
-    every = [*(ending.first.spans if ending.first else ()), *ending.spans]
-    return tuple((s, round(a, 3), round(b, 3)) for s, a, b in every if b - a >= 0.001)
-
-
 def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:
-    """A record for each side of a race that has ended; numbers are still to be given.
+    """A record for each side of a race of these trials; numbers are still to be given.
 
-    Args:
-        trials: those that were raced.
-        at_work: the trial whose turn it was when the process ended; another number for none.
+    ``at_work``: the trial whose turn it was when the process ended; another number for none.
     """
     by_number = {r.number: r for r in trials}
     endings: dict[int, Ending] = {}
@@ -107,7 +98,8 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         record = Record(*place, message=_breaks(twin), detail=detail)
         record.outcome, record.step = Outcome.GRAPH_BREAK, Step.COMPILE
         return record
-    if twin.ok and not _is_one_graph(twin):
+    skipped = twin.recompiles or twin.detail.get("skipped_frames")
+    if twin.ok and (skipped or twin.graphs not in (None, 1)):  # else compiled once, as one graph
         return None
     return dataclasses.replace(
         twin,
@@ -119,12 +111,6 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         detail=twin.detail if twin.ok else {**twin.detail, "answered": True},
         notes=[*twin.notes, _FULLGRAPH] if twin.ok else twin.notes,
     )
-
-
-def _is_one_graph(record: Record) -> bool:
-    """Whether it was compiled once as one graph, so that ``fullgraph=True`` is equal."""
-    skipped = record.recompiles or record.detail.get("skipped_frames")
-    return not skipped and record.graphs in (None, 1)
 
 
 def _breaks(record: Record) -> str:

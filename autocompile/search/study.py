@@ -72,10 +72,7 @@ class Study:
     # Which setting comes next, and when the search stops ------------------------------------------
 
     def search(self, races_s: Callable[[], float]) -> None:
-        """Try settings side by side until none is worth trying or the races need the time.
-
-        After Ctrl-C, what was running has been ended and recorded.
-        """
+        """Try settings side by side until none is worth trying or the races need the time."""
         with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
                 self._races_s = 0.0 if self.budget.total_s is None else races_s()
@@ -93,17 +90,12 @@ class Study:
                     self._save(self._concluded(number, ending))
             while self._to_retry:  # Ctrl-C, or the budget is spent
                 number = self._to_retry.popleft()
-                first = self._first_tries.pop(number)
-                if not jobs.interrupted:  # the budget is spent: what is known of it counts
-                    record = self._concluded(number, first)
-                    note = "not tried again, alone and in a fresh interpreter: the budget was spent"
-                    record.notes.append(note)
-                    self._save(record)
-                    continue
-                ended = f"the first ended with {first.outcome.value} ({first.message})"
-                message = f"stopped before its second try; {ended}"
-                stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=message)
-                self._save(self._concluded(number, stopped))
+                ending = self._first_tries.pop(number)
+                if jobs.interrupted:  # else the budget is spent: what is known of it counts
+                    ended = f"the first ended with {ending.outcome.value} ({ending.message})"
+                    told = f"stopped before its second try; {ended}"
+                    ending = dataclasses.replace(ending, outcome=Outcome.INTERRUPTED, message=told)
+                self._save(self._concluded(number, ending))
 
     @property
     def is_done(self) -> bool:
@@ -153,7 +145,7 @@ class Study:
             self._processes += 1
             self._running[number] = setting
             job = self._job(number, setting)
-            self.progress.started(number, setting, "search")
+            self.progress.started(number, setting)
             yield job
 
     def _next(self) -> Setting | None:

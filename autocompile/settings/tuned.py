@@ -106,10 +106,7 @@ class Tuned:
         return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
-        """What differs between the machine of the settings and this one, in words.
-
-        ``here`` is what :func:`autocompile.runtime.machine.describe` gives.
-        """
+        """What differs between the machine of the settings and this one, in words."""
         both = unlike(self.fingerprint, here).items()
         return [f"{name} {there}, here {ours}" for name, (there, ours) in both]
 

@@ -251,13 +251,8 @@ def _checked_spec(spec: str) -> str:
     if looks_like_path or not name:
         path = Path(place)
         if not path.exists():
-            folder = path.parent if path.parent.is_dir() else Path(".")
-            names = sorted(p.name for p in folder.glob("*.py"))[:8]
-            raise TargetError(
-                f"there is no file {place}",
-                *([f"Python files in {folder}: {', '.join(names)}"] if names else []),
-                hint="autocompile init model.py   (writes a file to start from)",
-            )
+            hint = "autocompile init model.py   (writes a file to start from)"
+            raise TargetError(f"there is no file {place}", hint=hint)
         if path.is_dir() or path.suffix != ".py":
             raise TargetError(f"{place} is not a Python file", "a target is a file ending in .py")
     return spec

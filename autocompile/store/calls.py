@@ -29,35 +29,26 @@ _NOT_ONE = "this is no file of calls"
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor without its values.
-
-    Attributes:
-        dtype: its name in torch, such as ``float32``.
-        low, high: the least and the greatest value that were seen, of integers and booleans.
-    """
+    """A tensor without its values."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # its name in torch, such as float32
     device: str = "cpu"
-    low: int | None = None
+    low: int | None = None  # the least value that was seen, of integers and booleans
     high: int | None = None
 
 
 @dataclass(frozen=True)
 class RecordedCalls:
-    """The calls of one model.
+    """The calls of one model, each as ``{"args": [...], "kwargs": {...}}``.
 
-    Attributes:
-        model: the name of its class.
-        distinct: calls that differ in shapes or plain arguments, as ``{"args": [...], "kwargs":
-            {...}}``. A tensor is ``{"tensor": {...}}``, a tuple ``{"tuple": [...]}``, a dictionary
-            ``{"dict": {...}}``, and what no file can hold ``{"object": its class}``.
-        order: which of these each call was.
+    A tensor is ``{"tensor": {...}}``, a tuple ``{"tuple": [...]}``, a dictionary ``{"dict":
+    {...}}``, and what no file can hold ``{"object": its class}``.
     """
 
-    model: str
-    distinct: tuple[Mapping[str, Any], ...]
-    order: tuple[int, ...]
+    model: str  # the name of its class
+    distinct: tuple[Mapping[str, Any], ...]  # calls that differ in shapes or plain arguments
+    order: tuple[int, ...]  # which of these each call was
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RecordedCalls:
@@ -82,11 +73,7 @@ class RecordedCalls:
 
 
 def read_calls(path: Path) -> RecordedCalls:
-    """Read a file of calls.
-
-    Raises:
-        UsageError: it is none, is damaged or of a newer version.
-    """
+    """Read a file of calls; a UsageError if it is none, damaged or of a newer version."""
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:

@@ -32,14 +32,11 @@ class Channel:
 
     Args:
         descriptor: the pipe; None for stdout.
-        nonce: proves to the parent that a line is ours.
         control: a pipe on which the parent says that other trials are stopped; None if there
             are no others.
-        folder: of the trial.
         has_fork_server: a fork server prepares what trials share.
 
     Attributes:
-        current: the step that was begun last.
         waited_s: seconds spent waiting until other trials were stopped.
         drain: waits until the device has done what they had given it.
     """
@@ -110,10 +107,7 @@ def make_autotuning_exclusive(channel: Channel) -> int:
     """Run Inductor's own benchmarks exclusively too, for the rest of this process.
 
     A kernel chosen beside another trial is a guess. This holds for templates under max-autotune,
-    Triton configurations and coordinate descent.
-
-    Returns:
-        How many methods were wrapped; 0 where this torch has none of them.
+    Triton configurations and coordinate descent. Returns how many methods were wrapped.
     """
     wrapped = 0
     for name, prefix in _TIMING.items():

@@ -16,7 +16,7 @@ from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import _RayLink
 from autocompile.cluster.wire import Do, Say, encode
 from autocompile.errors import RunError, UsageError
-from autocompile.execute.executor import Ended, Ending, Event, Stepped, Told
+from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
@@ -319,15 +319,6 @@ def test_those_that_take_turns_share_a_station(desk: Make) -> None:
         one.ending(number)
     again = one.race(takes_turns=True)
     assert one.at(again) == ["b"]
-
-
-def test_a_step_names_its_station(desk: Make) -> None:
-    one = desk("a b")
-    one.probe()
-    numbers = [one.trial(), one.trial()]
-    one.ending(numbers[1])
-    found = {e.number: e.station for e in one.events if isinstance(e, Stepped)}
-    assert found == dict(zip(numbers, "ab", strict=True))
 
 
 def test_a_record_names_its_station(desk: Make) -> None:

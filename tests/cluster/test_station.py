@@ -24,16 +24,7 @@ from conftest import TARGETS
 from autocompile.cluster import executor
 from autocompile.cluster.links import Pipe, places_of, restored, side_by_side
 from autocompile.cluster.station import Station, StationFolder
-from autocompile.cluster.wire import (
-    Do,
-    Say,
-    decode,
-    encode,
-    ending_of,
-    job_of,
-    sent_ending,
-    sent_job,
-)
+from autocompile.cluster.wire import Do, Say, decode, encode, sent_job
 from autocompile.commands.cluster import shipment_of
 from autocompile.errors import RunError, UsageError
 from autocompile.execute import exclusive as lock
@@ -41,6 +32,7 @@ from autocompile.execute.executor import Ended, Ending, Job
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
 from autocompile.runtime import machine
 from autocompile.settings.config import CompileConfig
+from autocompile.store.reading import of_fields, plain
 from autocompile.store.record import Outcome, Step
 
 SHORT = TimingLimits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
@@ -53,14 +45,12 @@ def test_jobs_and_endings_come_back_as_they_were_sent() -> None:
     job = Job(3, Path("run/trials/0003"), 60.0, 30.0, environment={"A": "b"}, fresh=True)
     sent = json.loads(json.dumps(sent_job(job)))
     assert "folder" not in sent
-    assert job_of(sent, Path("there"), toolchain=None) == Job(
-        3, Path("there"), 60.0, 30.0, environment={"A": "b"}, fresh=True
-    )
+    assert Job(**{**sent, "folder": job.folder, "toolchain": None}) == job
     ending = Ending(
         Outcome.TIMEOUT, Step.COMPILE, "slow", {"graphs": 1}, 2.0, {"compile": 1.0},
-        (("import", 1.0, 2.0),), ((3.0, 4.0),), "stack", ["forked"],
+        (("import", 1.0, 2.0),), ((3.0, 4.0),), "stack", ("forked",),
     )  # fmt: skip
-    assert ending_of(json.loads(json.dumps(sent_ending(ending)))) == ending
+    assert of_fields(Ending, json.loads(json.dumps(plain(ending)))) == ending
 
 
 @pytest.mark.parametrize("line", ["3", "{}", '{"say": "shout"}', '{"do": "stepped"}'])
@@ -257,7 +247,7 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
     assert opened(pipe)["slots"] == 2
     start(pipe, 5, "/home/me/plain.py")
     message = until(pipe, Say.ENDED)
-    ending = ending_of(message["ending"])
+    ending = of_fields(Ending, message["ending"])
     assert (ending.outcome, ending.message) == (Outcome.OK, "")
     assert ending.payload["measurement"]["eager_s"]
     assert "log.txt" in message["files"]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import autocompile
 from autocompile.errors import RunError
@@ -140,27 +139,13 @@ def test_the_header_and_the_report_say_what_other_programs_use(
     assert "other programs use 1.2 of 2 cores" in text.machine({**found, "cores": 2})
 
 
-NVML = """
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **gpu) {
-    *gpu = (void *)(0x7f0000000000UL + index); return 0;
-}
-int nvmlDeviceGetUtilizationRates(void *gpu, unsigned *percent) {
-    if (gpu == (void *)0x7f0000000000UL) return 3;  /* not supported there */
-    percent[0] = 37; percent[1] = 5; return 0;
-}
-"""
-
-
-def test_how_busy_a_gpu_is_comes_from_nvml(tmp_path: Path) -> None:
-    """By a library of that name with the functions that are asked, since there is no GPU here."""
-    (tmp_path / "nvml.c").write_text(NVML)
-    made = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, tmp_path / "nvml.c"], check=True)
-    asked = "from autocompile.execute.memory import busy_gpu; print(busy_gpu())"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(tmp_path)}
-    said = subprocess.run(
-        [sys.executable, "-c", asked], env=environ, capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "0.37"
+def test_how_busy_a_gpu_is_comes_from_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 12\necho '[N/A]'\necho 37\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert memory.busy_gpu() == 0.37
+    tool.unlink()
+    assert memory.busy_gpu() == 0.0

@@ -99,7 +99,7 @@ def test_a_finished_trial_is_one_stable_line(plain: Plain) -> None:
 def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     shown, file, _ = plain
     begin(shown)
-    shown.started(0, Setting(EAGER, 4), "search")
+    shown.started(0, Setting(EAGER, 4))
     shown.step(0, Step.MEASURE)
     shown.tick()
     shown.ended(worked(0, EAGER), 26)
@@ -154,7 +154,7 @@ def test_what_is_redrawn_fits_in_two_lines_of_the_terminal(width: int) -> None:
     board = Board(width)
     begin(board.shown)
     for number in range(20):
-        board.shown.started(number, Setting(CompileConfig(mode="max-autotune"), 4), "search")
+        board.shown.started(number, Setting(CompileConfig(mode="max-autotune"), 4))
         board.shown.step(number, Step.COMPILE)
         assert len(board.lines()) == 2
         assert all(len(line) <= width for line in board.lines())
@@ -171,7 +171,7 @@ def test_a_trial_that_had_a_process_stays_as_a_line(board: Board) -> None:
 
 
 def test_nothing_is_drawn_while_a_trial_measures(board: Board) -> None:
-    board.shown.started(0, Setting(EAGER, 4), "search")
+    board.shown.started(0, Setting(EAGER, 4))
     board.shown.step(0, Step.VERIFY)
     assert board.shown._live.auto_refresh is False  # no thread draws behind our back
     before = board.file.getvalue()
@@ -181,7 +181,7 @@ def test_nothing_is_drawn_while_a_trial_measures(board: Board) -> None:
         board.clock.now += 1
         board.shown.tick()
     board.shown.warning("[b]busy[/b]")
-    board.shown.started(1, Setting(DEFAULT_INDUCTOR, 4), "search")
+    board.shown.started(1, Setting(DEFAULT_INDUCTOR, 4))
     board.shown.step(1, Step.COMPILE)
     board.shown.ended(failed(2, "ipex", Outcome.UNSUPPORTED, "", 0.0), 25)
     assert board.file.getvalue() == before
@@ -192,18 +192,11 @@ def test_nothing_is_drawn_while_a_trial_measures(board: Board) -> None:
 
 
 def test_a_tick_moves_the_clock_of_a_trial_that_compiles(board: Board) -> None:
-    board.shown.started(16, Setting(CompileConfig(mode="max-autotune"), 4), "search")
+    board.shown.started(16, Setting(CompileConfig(mode="max-autotune"), 4))
     board.shown.step(16, Step.COMPILE)
     board.clock.now += 7
     board.shown.tick()
     assert "#16 forward batch 4 · inductor max-autotune · compiling 7 s" in board.lines()
-
-
-def test_on_a_cluster_a_running_trial_names_its_station(board: Board) -> None:
-    board.shown.started(3, Setting(CompileConfig(mode="max-autotune"), 4), "search")
-    board.shown.step(3, Step.COMPILE, "gpu-1f2e/0")
-    now = "#3 forward batch 4 · inductor max-autotune · compiling on gpu-1f2e/0"
-    assert now in board.lines()
 
 
 def test_while_the_sides_of_a_race_measure_nothing_is_drawn(board: Board) -> None:
@@ -254,7 +247,7 @@ def test_without_an_end_of_time_the_list_is_counted_down(board: Board) -> None:
 def test_the_last_line_says_what_was_done(board: Board) -> None:
     board.shown.ended(worked(0, EAGER), 0)
     board.clock.now += 61
-    board.shown.started(1, Setting(EAGER, None), "search")
+    board.shown.started(1, Setting(EAGER, None))
     board.shown.step(1, Step.MEASURE)  # interrupted here
     board.shown.warning("interrupted")
     board.shown.close()
@@ -273,7 +266,7 @@ def test_the_display_shows_text_of_a_trial_literally() -> None:
     board.shown.header({"spec": hostile}, {"device_name": hostile}, hostile)
     board.shown.searching({hostile: hostile}, Budget(9.0))
     board.shown.ended(worked(1, CompileConfig(hostile), 1.2, wall_s=1.0), 1)
-    board.shown.started(2, Setting(CompileConfig(hostile), 4), "search")
+    board.shown.started(2, Setting(CompileConfig(hostile), 4))
     out = board.file.getvalue()
     assert "\x1b[2J" not in out
     assert out.count("x[red]y[/red][/]") >= 6
@@ -300,7 +293,7 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
 
 def test_of_many_trials_side_by_side_the_farthest_is_shown(board: Board) -> None:
     for number in range(4):
-        board.shown.started(number, Setting(CompileConfig(), number), "search")
+        board.shown.started(number, Setting(CompileConfig(), number))
         board.shown.step(number, Step.COMPILE)
     board.shown.step(2, Step.VERIFY)
     now = board.lines()[1]

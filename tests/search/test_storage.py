@@ -41,7 +41,7 @@ def test_a_driver_that_is_missing_is_to_be_installed() -> None:
 
 def test_a_password_is_not_shown(target: Path) -> None:
     url = "postgresql://tuner:secret@127.0.0.1:1/none"
-    with pytest.raises(RunError, match=r"tuner:\*\*\*@127") as caught:
+    with pytest.raises(RunError, match=r"postgresql://\*\*\*") as caught:
         tuned(target, storage=url)
     assert "secret" not in caught.value.text()
 
@@ -50,8 +50,8 @@ def test_a_password_is_not_shown(target: Path) -> None:
     ("url", "shown"),
     [
         ("postgresql://h/db?user=u&password=secret", "postgresql://***"),
-        ("postgresql://u:s/secret@h/db", "postgresql://u:***@h/db"),
-        ("postgresql://u:s?secret@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:s/secret@h/db", "postgresql://***"),
+        ("postgresql://u:s?secret@h/db", "postgresql://***"),
         ("mssql://?odbc_connect=PWD%3Dsecret", "mssql://***"),
         ("postgresql://u:s@secret@h/db", "postgresql://***"),
         ("postgresql://u:s@s/secret@h/db", "postgresql://***"),

@@ -390,7 +390,7 @@ def test_state_that_cannot_be_put_back_is_named_and_no_setting_is_blamed_for_it(
     outcome, message = refused(a_target(Hidden, batch(4, 8)))
     assert outcome is Outcome.WRONG_OUTPUT
     assert message.startswith("eager differs from itself by")
-    assert "is put back in buffers and attributes of modules, and in what the step" in message
+    assert "is put back in buffers and attributes of modules, and get_step" in message
 
 
 def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:

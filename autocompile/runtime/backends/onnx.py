@@ -271,12 +271,7 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes.
-
-    Raises:
-        ValueError: a mode, or an unknown option (see the module).
-        RuntimeError: gradients are required, or the runtime cannot run an operator of the graph.
-    """
+    """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes."""
     asked = {"weights": "live", **(options or {})}
     weights = asked.pop("weights")
     if mode not in (None, "default") or asked or weights not in ("live", "baked"):

@@ -135,10 +135,7 @@ def end_compile_workers() -> None:
 
 
 def found_by_dynamo(home: Path) -> dict[str, Any]:
-    """Graph breaks with their places, and why CUDA graphs were skipped.
-
-    ``home`` is the folder of the user's file.
-    """
+    """Graph breaks with their places in the user's folder, and why CUDA graphs were skipped."""
     reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
     rows: dict[str, dict[str, Any]] = {}
     for reason in list(reasons)[:100]:

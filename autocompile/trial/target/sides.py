@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from autocompile.runtime.applying import apply_config, prepare_model, process_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.calls import Calls
-from autocompile.trial.target.own_step import KeptState
+from autocompile.trial.target.own_step import optimizers_made
 from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.verify.outputs import View, copies, copy_view, is_writable, pieces
 
@@ -48,11 +47,13 @@ class Side:
     steps: dict[str, Any] = field(default_factory=dict)  # ``t``, which RLlib passes to exploration
     forget: Callable[[], None] = lambda: None  # drops data that calls accumulate
     process: Mapping[str, Any] = field(default_factory=dict)  # set while it runs, such as threads
-    own_step: KeptState | None = None  # what the user's own step keeps
+    # Makes the user's own step anew, so that it keeps nothing of the calls before.
+    remake: Callable[[], None] = lambda: None
     # Parameters before a call whose updates are compared, not its gradients.
     before: list[torch.Tensor] | None = None
-    # The state at the last ``keep``: values of tensors, plain numbers, and what the step keeps.
-    kept: tuple[list[torch.Tensor], list[dict[str, Any]], Any] = ([], [], None)
+    # The state at the last ``keep``: values of tensors and plain numbers by name; of each optimizer
+    # a state that has its form.
+    kept: tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]], list[Any]] = ({}, {}, [])
 
     def __post_init__(self) -> None:
         # What is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
@@ -88,51 +89,68 @@ class Side:
             return self.call()
 
     def keep(self) -> None:
-        numbers = [
-            {key: value for key, value in each.items() if type(value) in (int, float)}
-            for each in self._dictionaries()
-        ]
-        self.kept = [], [], None  # frees what was kept before
-        own = self.own_step.keep() if self.own_step else None
-        self.kept = copies(self._changing()), numbers, own
+        numbers = {
+            name: {key: value for key, value in each.items() if type(value) in (int, float)}
+            for name, each in self._dictionaries().items()
+        }
+        self.kept = {}, {}, []  # frees what was kept before
+        changing = self._changing()
+        values = copies([*changing.values()])
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        self.kept = dict(zip(changing, values, strict=True)), numbers, states
 
     def restore(self) -> None:
         self.adopt(self)
 
     def adopt(self, other: Side) -> None:
         """Take the state that another side has kept; in place, so compiled code stays valid."""
-        self._make_states(other)
         # Looked up again, since a call may replace a buffer's tensor.
-        values, numbers, own = other.kept
+        values, numbers, states = other.kept
+        for optimizer, state in zip(self.optimizers, states, strict=False):
+            if state["state"] and not optimizer.state:  # it has not stepped yet
+                optimizer.load_state_dict(state)
         bakes = self.config.bakes_weights  # then a write costs a refresh
         with torch.no_grad():
-            for tensor, value in zip(self._changing(), values, strict=False):
-                if tensor.shape != value.shape:
+            for name, tensor in self._changing().items():
+                value = values.get(name)
+                if value is None or tensor.shape != value.shape:
                     continue
                 if not (bakes and torch.equal(tensor, value.to(tensor.device))):
                     tensor.copy_(value)
         self.forget()
         # Not booleans: Dynamo may have changed flags of the compiled side.
-        for mine, kept in zip(self._dictionaries(), numbers, strict=False):
+        for name, mine in self._dictionaries().items():
+            kept = numbers.get(name, {})
             mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
-        if self.own_step:
-            self.own_step.adopt(own)
 
-    def _make_states(self, other: Side) -> None:
-        """Give optimizers that have not stepped yet the state that the other side's have."""
-        for mine, theirs in zip(self.optimizers, other.optimizers, strict=False):
-            if theirs.state and not mine.state:
-                mine.load_state_dict(theirs.state_dict())
+    def begin_anew(self, other: Side) -> None:
+        """Take the state that another side has kept; what a user's own step keeps begins anew."""
+        self.remake()
+        self.adopt(other)
 
-    def _changing(self) -> list[torch.Tensor]:
-        """The tensors that calls change, in the same order on both sides."""
-        leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
-        return [t for t in leaves if is_writable(t)]
+    def _changing(self) -> dict[str, torch.Tensor]:
+        """The tensors that calls change, by names that are the same on both sides."""
+        leaves = pytree.tree_flatten_with_path(self.held())[0]
+        tensors = ((pytree.keystr(path), x) for path, x in leaves if isinstance(x, torch.Tensor))
+        return {name: x for name, x in tensors if is_writable(x)}
 
-    def _dictionaries(self) -> list[dict[str, Any]]:
+    def _dictionaries(self) -> dict[str, dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
-        of_optimizers = ([vars(o), *o.param_groups, *o.state.values()] for o in self.optimizers)
-        return [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
+        found = {"steps": self.steps}
+        found |= {f"module {name}": vars(m) for name, m in self.model.named_modules()}
+        for n, optimizer in enumerate(self.optimizers):
+            parts = [vars(optimizer), *optimizer.param_groups]
+            found |= {f"optimizer {n}, {m}": part for m, part in enumerate(parts)}
+            found |= {f"optimizer {n}, {m}": s for m, s in states_of(optimizer).items()}
+        return found
+
+
+def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
+    """The state of each parameter that has one, by its place in the groups."""
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"parameter {n}": optimizer.state[p] for n, p in enumerate(every) if p in optimizer.state
+    }
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -264,31 +282,42 @@ def _take_own_step(
 ) -> None:
     """Let a side call the user's step, compiled as a whole or with a compiled model in it."""
     assert target.make_step
-    if side.config.scope == "step":
+    make, is_whole, given = target.make_step, side.config.scope == "step", side.optimizers
+    if is_whole:
         prepare_model(model, side.config)
-        step = target.make_step(model, optimizer)
-        side.unit = apply_config(step, phase, side.config, side.optimizers)
     else:
-        apply_config(model, phase, side.config, side.optimizers)
-        side.unit = step = target.make_step(model, optimizer)
-    follow_step(side, step, phase, model, optimizer)
+        apply_config(model, phase, side.config, given)
+
+    def made() -> Callable[[Any], Any]:
+        step = make(model, optimizer)
+        return apply_config(step, phase, side.config, given) if is_whole else step
+
+    follow_step(side, phase, made)
 
 
-def follow_step(side: Side, step: Callable[[Any], Any], phase: str, *given: Any) -> None:
-    """Compare and set back what a user's step changes, which is made of what is ``given``."""
-    own = side.own_step = KeptState(step, *given)
-    side.optimizers = [*side.optimizers, *own.optimizers]
-    if phase == phases.STEP:
-        _compare_training(side, _trained(side), "outputs")
-        own.known.update(map(id, side.parameters.values()))
-        side.forget = functools.partial(_drop_gradients, side.optimizers, side.model)
-        return
-    side.view = lambda output: {
-        "outputs": output,
-        "inputs": side.inputs,
-        "buffers": dict(side.model.named_buffers()),
-        "state": own.tensors(),
-    }
+def follow_step(side: Side, phase: str, make: Callable[[], Callable[[Any], Any]]) -> None:
+    """Let a side call a user's own step, and compare and set back what that changes.
+
+    That is what it returns, buffers, and what it trains, also with optimizers that it has made.
+    """
+    given = side.optimizers
+
+    def remake() -> None:
+        with optimizers_made() as made:
+            side.unit = make()
+        side.optimizers = [*given, *made]
+        if phase == phases.STEP:
+            _compare_training(side, _trained(side), "outputs")
+            side.forget = functools.partial(_drop_gradients, side.optimizers, side.model)
+
+    if phase == phases.INFERENCE_STEP:
+        side.view = lambda output: {
+            "outputs": output,
+            "inputs": side.inputs,
+            "buffers": dict(side.model.named_buffers()),
+        }
+    side.remake = remake
+    remake()
 
 
 def _drop_gradients(optimizers: list[Any], model: torch.nn.Module) -> None:
@@ -296,17 +325,12 @@ def _drop_gradients(optimizers: list[Any], model: torch.nn.Module) -> None:
         each.zero_grad(set_to_none=True)
 
 
-def _kept_by_step(side: Side) -> dict[str, torch.Tensor]:
-    return side.own_step.tensors() if side.own_step else {}
-
-
 def _trained(side: Side) -> dict[str, torch.Tensor]:
     """Without those that nothing steps, whose gradients add up as the user's own code has it."""
     groups = [group for optimizer in side.optimizers for group in optimizer.param_groups]
     steps = [p for group in groups for p in group["params"] if p.requires_grad]
-    names = {id(x): name for name, x in _kept_by_step(side).items()}
-    names |= {id(p): name for name, p in side.model.named_parameters()}
-    return {names.get(id(p), f"parameter {n} of the optimizers"): p for n, p in enumerate(steps)}
+    names = {id(p): name for name, p in side.model.named_parameters()}
+    return {names.get(id(p), f"parameter {n} of optimizers"): p for n, p in enumerate(steps)}
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[Any], Any]:
@@ -364,11 +388,10 @@ def _compare_training(
                 changes = {"updates": updates}
         if not result:
             return changes
-        view = {result: output, **changes, "buffers": dict(side.model.named_buffers())}
-        return view | ({"state": _kept_by_step(side)} if side.own_step else {})
+        return {result: output, **changes, "buffers": dict(side.model.named_buffers())}
 
     def held() -> Any:
-        states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
+        states = [states_of(optimizer) for optimizer in side.optimizers]
         rest = state_of(side.model) if result else _gradients(parameters)
         return parameters, rest, states
 

@@ -19,7 +19,13 @@ from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.sizes import parameters_of
 from autocompile.settings.dimensions import OPTIMIZERS
-from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
+from autocompile.settings.phases import (
+    FORWARD,
+    INFERENCE_STEP,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    PHASES,
+)
 from autocompile.store.calls import MOST
 from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
@@ -32,7 +38,14 @@ from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare
-from autocompile.trial.verify.outputs import View, copy_view, has_tensor, tensors_by_path, without
+from autocompile.trial.verify.outputs import (
+    View,
+    copy_view,
+    has_number,
+    has_tensor,
+    tensors_by_path,
+    without,
+)
 
 # Inputs whose lengths differ from call to call in most programs.
 _OF_SEQUENCES = frozenset({"input_ids", "attention_mask", "decoder_input_ids", "tokens"})
@@ -120,7 +133,13 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
     is_own = PHASES[phase].is_own
-    side.view(demand_calls(side.model, side.run) if is_own else side.run())
+    view = side.view(demand_calls(side.model, side.run) if is_own else side.run())
+    if phase == INFERENCE_STEP and not has_number(view):
+        raise TargetError(
+            "the step of get_step() returns nothing that can be compared",
+            "what is right is told by the tensors and numbers that it returns",
+            hint="return the result in the step, such as its loss or its last tokens",
+        )
     result.target["writes_buffers"][phase] = before != [b._version for b in buffers]
     for path, shape in _shapes_in(inputs).items():
         if shape != (was := shapes.get(path)):

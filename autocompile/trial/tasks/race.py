@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -231,17 +231,29 @@ def exported_side(
     }
     exec(_TRAIN_STEP, names)
     is_own, is_whole = phase == target.own_phase, config.scope == "step"
-    if target.make_step and is_own and is_whole:
-        names["step"] = own_step = target.make_step(side.model, names["optimizer"])
     (folder / "tuned.json").write_text(TunedSet((exported.settings,)).to_json(), "utf-8")
     usual, here = process_state(), os.getcwd()
-    os.chdir(folder)
-    try:
-        with process_of(usual):  # of eager mode; the side has its own while it runs
-            exec(compile(exported.code, "exported", "exec"), names)
-            now = process_state()
-    finally:
-        os.chdir(here)
+
+    def run_code() -> Mapping[str, Any]:
+        """Run it as a program of its own would; returns what it set in the process."""
+        os.chdir(folder)
+        try:
+            with process_of(usual):  # of eager mode; the side has its own while it runs
+                exec(compile(exported.code, "exported", "exec"), names)
+                return process_state()
+        finally:
+            os.chdir(here)
+
+    def own_step() -> Callable[[Any], Any]:
+        assert target.make_step
+        names["step"] = target.make_step(names["model"], names["optimizer"])
+        if is_whole:
+            run_code()
+        return names["step"]  # type: ignore[no-any-return]
+
+    if is_own and is_whole:
+        own_step()
+    now = run_code()
     side.config = config
     changed = {name: value for name, value in now.items() if value != usual[name]}
     side.process = {**side.process, **changed}
@@ -250,11 +262,8 @@ def exported_side(
         side.unit = lambda inputs: call_model(names["model"], inputs)
     elif phase == TRAIN_STEP:
         side.unit = names[TRAIN_STEP]
-    elif target.make_step and is_own:
-        if not is_whole:
-            names["step"] = own_step = target.make_step(names["model"], names["optimizer"])
-        side.unit = names["step"]
-        follow_step(side, own_step, phase, side.model, names["model"], names["optimizer"])
+    elif is_own:
+        follow_step(side, phase, own_step)
     elif phase == OPTIMIZER_STEP:
         step = names.get("step") or (lambda: names["optimizer"].step())
         side.unit = lambda _: step()

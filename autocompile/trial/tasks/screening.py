@@ -188,8 +188,7 @@ class _Trial(Comparison):
             # Elsewhere they are the step's inputs, or left by a comparison.
             if phase.steps and phase.has_backward:
                 tensors.append([p.grad for p in model.parameters()])
-            own = side.own_step.tensors() if side.own_step else {}
-            return tensors, side.held(), own
+            return tensors, side.held()
 
         return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
 

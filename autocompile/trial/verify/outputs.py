@@ -288,6 +288,11 @@ def has_tensor(view: View) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in _results(view))
 
 
+def has_number(view: View) -> bool:
+    """Whether the results hold a tensor or a number, as a step that counts what is right."""
+    return any(isinstance(leaf, (torch.Tensor, int, float)) for leaf in _results(view))
+
+
 class LastResults:
     """The tensors of ``outputs`` and ``loss``, not copied, with copies of their first values.
 

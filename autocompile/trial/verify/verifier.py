@@ -65,6 +65,7 @@ from autocompile.trial.verify.outputs import (
     copy_view,
     flatten,
     has_nan,
+    has_number,
     has_tensor,
     opaque_types,
     refusal,
@@ -126,7 +127,8 @@ class Verifier:
         self._eager_overwrites: set[str] = set()
         self._precision = precision
         self.compares_updates = False
-        self.compares_updates = phase == STEP and not self._follows_gradients()
+        if phase == STEP and not self._follows_gradients():
+            self.compares_updates, self._batches = True, self._periods()
         self.eager = self.another_side(precision)
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
@@ -172,14 +174,39 @@ class Verifier:
     def _follows_gradients(self) -> bool:
         """Whether the gradients that a user's own step leaves are those that its optimizer used.
 
-        Not where it accumulates over calls, steps twice, clears them or changes its learning rate.
+        Not where it accumulates over calls, steps twice, clears them or changes its learning rate,
+        and not where an optimizer does not step in each call.
         """
         side, fresh, check = self.another_side(), self.another_side(), StepCheck()
+        steps = _steps_of(side)
         for index in range(2):
             self.seeded_call(side, index)
-            if check.problem(fresh, side):
+            if steps != [index + 1] * len(steps):
+                return False
+            try:
+                if check.problem(fresh, side):
+                    return False
+            except TypeError:  # step() wants a closure
                 return False
         return True
+
+    def _periods(self) -> tuple[Calls, Calls]:
+        """Calls after which each optimizer has stepped twice, in the order of two batches."""
+        side, calls, began = self.another_side(), 0, time.monotonic()
+        steps = _steps_of(side)
+        while calls < 2 or (
+            min(steps, default=2) < 2
+            and calls < _LONGEST_PERIOD
+            and time.monotonic() - began < _MOST_S
+        ):
+            self.seeded_call(side, calls)
+            calls += 1
+        if min(steps, default=2) < 2:
+            what = f"in {calls} calls of its step {steps.count(0) + steps.count(1)}"
+            self._notes.append(f"{what} optimizers do not step twice, which is not compared")
+        calls = max(calls, len(self._batches))
+        batches = (self._batches * (calls + 1))[: calls + 1]
+        return Calls(batches[:calls]), Calls(batches[1:])
 
     def _about_eager(self) -> Iterator[str]:
         """Sentences for the user on how the sides are compared."""
@@ -212,11 +239,15 @@ class Verifier:
         wide = target.fresh_model(self._phase, shares_parameters=True)
         of_the_copy = {id(p) for p in wide.parameters()}
         shared = [(p, p.data) for p in model.parameters() if id(p) in of_the_copy]
+        usual = torch.get_default_dtype()
         try:
+            torch.set_default_dtype(torch.float64)  # of what a user's own step makes
             side = make_side(target, self._phase, None, model=wide.double())
+            torch.set_default_dtype(usual)
             with WideCasts():  # type: ignore[no-untyped-call]
                 yield side
         finally:
+            torch.set_default_dtype(usual)
             for p, data in shared:  # the same memory: to convert back could fail, and moves it
                 p.data = data
 
@@ -245,14 +276,21 @@ class Verifier:
             last = LastResults(view)
             yield index, view, lost
 
-    def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
+    def _in_float64(
+        self, model: torch.nn.Module, calls: Iterable[int], kept: Side | None = None
+    ) -> View | None:
         """Eager's view of the last of these calls in float64, which tells rounding from errors.
 
-        It starts from the weights of ``model``. None if the model cannot run in float64, which is
-        kept as ``_why_no_reference``.
+        It starts from the weights of ``model``, or from what a side has ``kept``. None if the
+        model cannot run in float64, which is kept as ``_why_no_reference``.
         """
         try:
             with self._side_in_float64(model) as side:
+                if kept is None and phase_of(self._phase).is_own:
+                    kept = self.another_side()  # with the numbers that get_step() draws in float32
+                    kept.keep()
+                if kept:
+                    side.adopt(kept)
                 view: View = {}
                 for call in calls:
                     inputs = copy_inputs(self._batches[call % len(self._batches)])
@@ -277,18 +315,18 @@ class Verifier:
         before, side = random_states(), self.eager
         side.run()
         drawn = before != random_states()
-        side.restore()
+        side.begin_anew(self.eager)
         if not drawn:
             return False
         views = []
         for index in (0, 2):
             views.append(copy_view(side.view(self.seeded_call(side, index))))
-            side.restore()
+            side.begin_anew(self.eager)
         return mismatch_scale(*views) > max(1e-6, 10 * self.noise)
 
     def from_kept_state(self, side: Side, index: int = 0) -> View:
         """A copy of the view of a call from the state that eager has kept."""
-        side.adopt(self.eager)
+        side.begin_anew(self.eager)
         return copy_view(side.view(self.seeded_call(side, index)))
 
     def demand_repeats(self, compiled: Side, when: str) -> None:
@@ -342,14 +380,14 @@ class Verifier:
             when = f"call {index + 2}"
             want, got = self._from_eagers_state(compiled, index, when, self._noise)
             self._drift = largest(self._drift, differences(want, got))
-        self.eager.restore()
+        self.eager.begin_anew(self.eager)
 
     def _from_eagers_state(
         self, compiled: Side, index: int, when: str, noise: Mapping[str, float]
     ) -> tuple[View, View]:
         """Compare a call from the state that eager has kept; returns both views."""
         want = self._eagers(index)
-        compiled.adopt(self.eager)
+        compiled.begin_anew(self.eager)
         got = compiled.view(self.seeded_call(compiled, index))
         self.demand(got, want, when, noise, partial(self._from_eager_in_float64, index))
         return want, got
@@ -383,15 +421,15 @@ class Verifier:
         when = "after the timing"
         if self.draws_otherwise(compiled):
             self.demand_repeats(compiled, when)
-            compiled.adopt(self.eager)
+            compiled.begin_anew(self.eager)
             got = compiled.view(self.seeded_call(compiled, 1))
         else:
             noise = self.accepted if self._steps else self._noise
             _, got = self._from_eagers_state(compiled, 1, when, noise)
         if self._steps:
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
             self._demand_step(self.eager, compiled, when)
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
         last = LastResults(got)
         self.seeded_call(compiled, 0)
         self._demand_unchanged(last.overwritten(), compiled, "a call after the timing")
@@ -406,9 +444,9 @@ class Verifier:
         """Compare a call with inputs of another size; returns why eager cannot take them."""
         batches = self._batches
         # A step is compared call by call, a forward pass with the results of several calls.
-        self._batches = (inputs,) if self._steps else (Calls((inputs,)),)
+        self._batches = (Calls((inputs,)) if isinstance(batches[0], Calls) else inputs,)
         try:
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
             self.seeded_call(self.eager, 0)
         except Exception as error:
             return first_words(error)
@@ -418,7 +456,7 @@ class Verifier:
                 self._from_eagers_state(compiled, 0, when, self._noise)
         finally:
             self._batches = batches
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
         return ""
 
     def weights(self, compiled: Side) -> bool | None:
@@ -460,7 +498,7 @@ class Verifier:
         with self._other_eager_weights():
             compiled.model.load_state_dict(self.eager.model.state_dict())
             want = self.from_kept_state(self.eager)
-            compiled.adopt(self.eager)
+            compiled.begin_anew(self.eager)
             synchronize()
             began = time.perf_counter()
             output = self.seeded_call(compiled, 0)
@@ -496,7 +534,7 @@ class Verifier:
         finally:
             model.load_state_dict(state)
             self.eager.kept = kept
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
 
     def for_another(self) -> Verifier:
         made = copy.copy(self)
@@ -505,9 +543,12 @@ class Verifier:
 
     def share_kept(self, compiled: Side) -> None:
         """Let a side start from the state that eager has kept, which is much of a step only."""
-        if isinstance(self._pass, Calls):  # steps were compared call by call
-            for side in (self.eager, compiled):
+        is_own = phase_of(self._phase).is_own
+        for side in (self.eager, compiled):
+            if is_own or isinstance(self._pass, Calls):  # steps were compared in other calls
                 side.inputs = copy_inputs(self._pass)
+            if is_own:  # it has been made anew, so that CUDA graphs are to be recorded
+                side.run()
         if self._steps:
             compiled.kept = self.eager.kept
         else:
@@ -524,7 +565,7 @@ class Verifier:
 
     def _eagers(self, index: int = 0) -> View:
         """Eager's view of a call from its kept state; gradients of a step are its own tensors."""
-        self.eager.restore()
+        self.eager.begin_anew(self.eager)
         view = self.eager.view(self.seeded_call(self.eager, index))
         not_copied = _CHANGES if self._steps else ()  # they are as large as the model
         return {**view, **copy_view(without(view, *not_copied))}
@@ -537,30 +578,13 @@ class Verifier:
             self.eager.keep()
             yield self.from_kept_state(self.eager), self.from_kept_state(self.eager)
             return
-        self._keep_before_a_step()
+        self.eager.keep()
         again = self.another_side(self._precision)
         yield self.expected, again.view(self.seeded_call(again, 0))
         del again
         for index in (1, 2):
             yield self.from_kept_state(self.eager, index), self._eagers(index)
-        self.eager.restore()
-
-    def _keep_before_a_step(self) -> None:
-        """Keep eager's state; that of a step that accumulates, before a call that steps.
-
-        Its optimizers have stepped once by then, so that their state is there.
-        """
-        self.eager.keep()
-        steps = 0
-        for index in range(_LONGEST_PERIOD) if self.compares_updates else ():
-            self.eager.keep()
-            if "updates" in self.eager.view(self.seeded_call(self.eager, index)):
-                steps += 1
-            if steps == 2:
-                return
-        if self.compares_updates:
-            what = f"its optimizer does not step twice in {_LONGEST_PERIOD} calls"
-            self._notes.append(f"{what}, so its steps are not compared")
+        self.eager.begin_anew(self.eager)
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
         try:
@@ -581,7 +605,8 @@ class Verifier:
         return views
 
     def _why_incomparable(self) -> str:
-        is_empty = not self._steps and not any(has_tensor(view) for view in self._expected)
+        has_any = has_number if phase_of(self._phase).is_own else has_tensor
+        is_empty = not self._steps and not any(map(has_any, self._expected))
         if is_empty and not self.check:
             return "the phase returns no tensor, so nothing can be compared"
         free = ("['outputs']",) if self.check else ()
@@ -590,8 +615,8 @@ class Verifier:
             return ""
         return (
             f"eager differs from itself by {unsteady:.1g}, so nothing can be compared with it "
-            "(what a call changes is put back in buffers and attributes of modules, and in what "
-            "the step of get_step() closes over)"
+            "(what a call changes is put back in buffers and attributes of modules, and get_step() "
+            "is called anew)"
         )
 
     def _refusal(self, want: View, got: View) -> str | None:
@@ -651,7 +676,7 @@ class Verifier:
                     "how far rounding moves the gradients is not known, since eager cannot be "
                     f"rounded otherwise here: {first_words(error)}"
                 )
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
             if (share := self._movement.by.get(ALL, 0.0)) > MOST_ROUNDING:
                 self._notes.append(
                     f"rounding alone moves the gradients by {share:.0%} of themselves in eager's "
@@ -663,7 +688,7 @@ class Verifier:
         want = copy_view(self._eagers(1))
         by, longer, epsilon = dict[str, float](), dict[str, float](), 0.0
         for number in range(_ROUNDINGS):
-            self.eager.restore()
+            self.eager.begin_anew(self.eager)
             # What the user has compiled would be compiled again under the mode, and skipped later.
             stance = torch.compiler.set_stance("force_eager")
             with stance, RoundOtherwise(self._seed + number) as rounding:
@@ -698,8 +723,23 @@ class Verifier:
 
     def _from_eager_in_float64(self, index: int = 0) -> View | None:
         """A call in float64 from eager's current weights and kept state."""
-        self.eager.restore()
-        return self._in_float64(self.eager.model, (index,))
+        self.eager.begin_anew(self.eager)
+        return self._in_float64(self.eager.model, (index,), self.eager)
+
+
+def _steps_of(side: Side) -> list[int]:
+    """How often each optimizer of an eager side has stepped, which goes on counting."""
+    counts = [0] * len(side.optimizers)
+
+    def count(number: int) -> Callable[..., None]:
+        def one_more(*_: Any) -> None:
+            counts[number] += 1
+
+        return one_more
+
+    for number, optimizer in enumerate(side.optimizers):
+        optimizer.register_step_post_hook(count(number))
+    return counts
 
 
 def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
