@@ -1,0 +1,374 @@
+"""Models of installed libraries as targets: made from a name, without weights or a network.
+
+Inputs are random, in the shapes that the library itself says of a model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from autocompile.errors import TargetError, first_words
+from autocompile.settings import phases
+from autocompile.store.runs import library_model
+from autocompile.trial.target.target import Target, sum_of_floats
+
+# Of an input the number of values of whole numbers, else 0, and the shape of one sample.
+_Shape = tuple[int, tuple[int, ...]]
+_TOKENS, _SAMPLES, _PIXELS, _LATENTS = 128, 16_000, 224, 32  # where a library says nothing
+_FRAMES = 16  # of torchvision's models of videos
+_WORDS = 77  # of a prompt, as CLIP's text model gives them
+_WIDTHS = ("encoder_hid_dim", "joint_attention_dim", "caption_channels", "cross_attention_dim")
+_GET = {"transformers": "'torch-autocompile[transformers]'"}
+
+
+@dataclass
+class _Made:
+    """A model, with what it is called with."""
+
+    model: Any
+    shapes: dict[str, _Shape]
+    labels: Mapping[str, _Shape] = field(default_factory=dict)  # in training only
+    flags: Mapping[str, Any] = field(default_factory=dict)  # in training only
+    by_name: bool = True
+
+    def inputs(self, batch_size: int | None, trains: bool = False) -> Any:
+        shapes, made = {**self.shapes, **(self.labels if trains else {})}, {}
+        for name, (values, shape) in shapes.items():
+            size = (batch_size or 1, *shape)
+            made[name] = torch.randint(values, size) if values else torch.randn(size)
+        return {**made, **(self.flags if trains else {})} if self.by_name else (*made.values(),)
+
+
+def import_library(spec: str) -> ModuleType:
+    """A module in the place of a target's file; ``library`` in it is kept off the network."""
+    name, _, _ = library_model(spec) or ("", "", {})
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    if hub := sys.modules.get("huggingface_hub.constants"):  # a fork server has imported it
+        vars(hub)["HF_HUB_OFFLINE"] = True
+    module: Any = ModuleType(name)
+    try:
+        module.library = importlib.import_module(name)
+    except Exception as error:
+        raise _not_loaded(name, error) from error
+    return module
+
+
+def build_library(spec: str, library: Any) -> Target:
+    """The target of a spec as :func:`library_model` splits it."""
+    name, model, texts = library_model(spec) or ("", "", {})
+    options = {key: _value(text) for key, text in texts.items()}
+    try:
+        made = _MAKERS[name](spec, library, model, options)
+    except Exception as error:
+        what = "cannot be made from its name, without weights and without a network"
+        raise explained(spec, what, error) from error
+    target, inputs = Target(name, made.model, made.inputs), made.inputs(1)
+    try:
+        arguments = ((), inputs) if made.by_name else (inputs, {})
+        inspect.signature(made.model.forward).bind(*arguments[0], **arguments[1])
+    except TypeError as error:
+        raise _by_hand(spec, "takes what its config does not tell", str(error)) from error
+    shown = ", ".join(f"{n} {list(shape)}" for n, (_, shape) in made.shapes.items())
+    target.choices["model"] = f"{name} {_version(name, library)}, with random weights"
+    target.choices["inputs"] = f"random, as {name} says of the model: {shown} in each sample"
+    if made.labels or made.flags:
+        target.phase_inputs[phases.TRAIN_STEP] = lambda size: made.inputs(size, trains=True)
+        target.loss = _own_loss
+        target.choices["loss"] = "the model's own, of random labels"
+    return target
+
+
+def explained(spec: str, what: str, error: Exception) -> Exception:
+    """An error of a library as one that names a way out, where it does not do so itself."""
+    is_clear = isinstance(error, (MemoryError, torch.OutOfMemoryError, TargetError))
+    return error if is_clear else _by_hand(spec, what, first_words(error))
+
+
+def _by_hand(spec: str, what: str, seen: str) -> TargetError:
+    """What is wrong with a model, and the file that it needs."""
+    library, model, _ = library_model(spec) or ("", "", {})
+    maker = {
+        "timm": f'timm.create_model("{model}")',
+        "torchvision": f'torchvision.models.get_model("{model}")',
+        "transformers": f"transformers.{model}(transformers.{model}.config_class())",
+    }.get(library, f"{library}.{model}()")
+    if model.islower() and library == "transformers":  # a type of models
+        maker = f'transformers.AutoModel.from_config(transformers.AutoConfig.for_model("{model}"))'
+    lines = (
+        f"    import torch, {library}",
+        f"    def get_model(): return {maker}",
+        "    def get_inputs(batch_size):",
+        '        return {"NAME OF AN INPUT": torch.randn(batch_size, 3, 224, 224)}',
+    )
+    details = (seen, "a file model.py of these lines, filled in, is a target:", *lines)
+    return TargetError(f"{spec} {what}", *details, hint="autocompile check model.py")
+
+
+def _own_loss(output: Any, inputs: Any) -> torch.Tensor:
+    loss = getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) else sum_of_floats(output, inputs)
+
+
+def _version(name: str, library: Any) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(library, "__version__", "of no known version"))
+
+
+def _value(text: str) -> Any:
+    """A number, a truth value or a text; a list of them for ``32,64``."""
+    if "," in text:
+        return [_value(each) for each in text.split(",") if each]
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except ValueError:
+        return text
+
+
+def _take(options: dict[str, Any], key: str) -> int:
+    """Take a length or a size out; 0 if none is given."""
+    value = options.pop(key, 0)
+    if type(value) is not int or value < 0:
+        raise TargetError(f"{key}={value} is not a whole number above 0", hint=f"?{key}=64")
+    return value
+
+
+def _as_listed(usual: Any, value: Any) -> Any:
+    is_one = isinstance(usual, (list, tuple)) and not isinstance(value, list)
+    return [value] if is_one else value
+
+
+def _not_loaded(library: str, error: BaseException) -> TargetError:
+    missing = (getattr(error, "name", None) or "").split(".")[0]
+    if isinstance(error, ModuleNotFoundError) and missing == library:
+        what = f"{library} is not installed for {sys.executable}"
+        return TargetError(what, hint=f"pip install {_GET.get(library, library)}")
+    details, hint = [first_words(error)], f'python -c "import {library}"'
+    if "torchvision" in f"{missing} {library} {error}":
+        both = f"torch here is {torch.__version__}: torchvision has to be from the same index"
+        details.append(f"{both}, since PyPI's does not fit another build of torch")
+        index = torch.__version__.partition("+")[2]
+        place = f" --index-url https://download.pytorch.org/whl/{index}" if index else ""
+        hint = f"pip install torch torchvision{place}"
+    return TargetError(f"{library} does not load", *details, hint=hint)
+
+
+def _unknown(what: str, word: str, names: Iterable[str], typed: str) -> TargetError:
+    """The error that names the nearest, and shows how the first of them is typed."""
+    every = {name.lower(): name for name in sorted(names, reverse=True)}
+    near = difflib.get_close_matches(word.lower(), every, 3, 0.5) or sorted(every)[:6]
+    near = [every[each] for each in near]
+    details = f"the nearest of {len(every)} are: {', '.join(near)}"
+    return TargetError(f"{what} {word!r}", details, hint=typed.format(near[0]))
+
+
+def _class_of(library: Any, model: str) -> Any:
+    """A class that makes models, of a library that imports its parts at their first use."""
+    try:
+        found = getattr(library, model, None)
+    except Exception as error:
+        raise _not_loaded(library.__name__, error) from error
+    is_model = inspect.isclass(found) and issubclass(found, torch.nn.Module)
+    return found if is_model and hasattr(found, "from_pretrained") else None
+
+
+def _timm(_: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
+    names = timm.list_models()
+    if model.split(".")[0] not in names:  # after a dot: which weights, whose inputs are taken
+        raise _unknown("timm has no model", model, names, "autocompile check timm:{}")
+    made = timm.create_model(model, pretrained=False, **options)
+    channels, *sides = made.default_cfg["input_size"]
+    sides = [options["img_size"]] * 2 if "img_size" in options else sides
+    return _Made(made, {"x": (0, (options.get("in_chans", channels), *sides))}, by_name=False)
+
+
+def _torchvision(spec: str, _: Any, model: str, options: dict[str, Any]) -> _Made:
+    models: Any = importlib.import_module("torchvision.models")
+    if model not in (names := models.list_models()):
+        raise _unknown("torchvision has no model", model, names, "autocompile check torchvision:{}")
+    builder = models.get_model_builder(model)
+    if ".detection." in builder.__module__:
+        seen = "a detection model takes lists of images, and in training targets beside them"
+        raise _by_hand(spec, "is not supported by its name", seen)
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        options = {"weights_backbone": None, **options}  # else they are downloaded
+    made = models.get_model(model, weights=None, **options)
+    try:
+        crop = models.get_model_weights(model).DEFAULT.transforms().crop_size
+    except (AttributeError, ValueError):  # there are no weights, or they take any size
+        crop = _PIXELS
+    crop = options.get("image_size", crop)
+    sides = (*crop, *crop)[-2:] if isinstance(crop, (list, tuple)) else (crop, crop)
+    frames = (_FRAMES,) if ".video." in builder.__module__ else ()
+    return _Made(made, {"x": (0, (3, *frames, *sides))}, by_name=False)
+
+
+def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) -> _Made:
+    known = importlib.import_module("transformers.models.auto.configuration_auto")
+    if model in known.CONFIG_MAPPING_NAMES:
+        kind, make = known.CONFIG_MAPPING[model], library.AutoModel.from_config
+    elif make := _class_of(library, model):
+        kind = make.config_class
+    else:
+        tables = vars(importlib.import_module("transformers.models.auto.modeling_auto"))
+        rows = (row.values() for n, row in tables.items() if n.endswith("_MAPPING_NAMES"))
+        names = {*known.CONFIG_MAPPING_NAMES, *(x for row in rows for x in row if type(x) is str)}
+        raise _unknown(
+            "transformers has no model", model, names, "autocompile check transformers:{}"
+        )
+    length = _take(options, "length")
+    config = _config(kind, options)
+    return _fed(spec, make(config), config, length)
+
+
+def _config(kind: Any, options: dict[str, Any]) -> Any:
+    """A config with options of it or of its parts, as ``text_config.hidden_size``.
+
+    ``layers`` is the number of layers, of each part where the whole has none.
+    """
+    usual, given = kind(), dict(options)
+    if "layers" in given:
+        key, layers = "num_hidden_layers", given.pop("layers")
+        parts = [p for p in usual.sub_configs if hasattr(getattr(usual, p, None), key)]
+        is_whole = hasattr(usual, key) or not parts
+        given |= {path: layers for path in ([key] if is_whole else [f"{p}.{key}" for p in parts])}
+    if hasattr(usual, "use_cache"):
+        given.setdefault("use_cache", False)  # a call alone has no use for a cache
+    arguments: dict[str, Any] = {}
+    for path, value in given.items():
+        part, _, key = path.rpartition(".")
+        place = getattr(usual, part, None) if part else usual
+        if not hasattr(place, key):
+            names = (*usual.to_dict(), *usual.attribute_map, "layers", "length")
+            raise _unknown(f"{kind.__name__} has no attribute", path, names, "?{}=...")
+        value = given[path] = _as_listed(getattr(place, key), value)
+        inner = arguments.setdefault(part, {}) if part else arguments
+        inner[place.attribute_map.get(key, key)] = value
+    config = kind(**arguments)
+    for path, value in given.items():
+        part, _, key = path.rpartition(".")
+        now = getattr(getattr(config, part) if part else config, key)
+        if (list(now) if isinstance(now, tuple) else now) != value:
+            raise TargetError(f"{kind.__name__} computes {path} itself: {now}, not {value}")
+    return config
+
+
+def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
+    """A model of transformers with inputs and labels, by its main input and its config."""
+    parameters, main = inspect.signature(model.forward).parameters, model.main_input_name
+    text, sights = config.get_text_config(), getattr(config, "vision_config", config)
+    vocabulary, most = (getattr(text, n, 0) or 0 for n in ("vocab_size", "max_position_embeddings"))
+    if 0 < most < length:
+        what = f"{spec}: the model takes {most} tokens at most, not {length}"
+        raise TargetError(what, hint=f"?length={most}")
+    tokens = length or (min(_TOKENS, most) if most > 0 else _TOKENS)
+    side, mels = getattr(sights, "image_size", None) or _PIXELS, getattr(config, "num_mel_bins", 0)
+    sides = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
+    frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
+    pixels = (*frames, getattr(sights, "num_channels", 3), *sides)
+    spectrum = getattr(config, "max_length", 0), mels  # of the audio spectrogram transformer
+    known: dict[str, _Shape] = {
+        "pixel_values": (0, pixels),
+        "input_values": (0, spectrum if all(spectrum) else (length or _SAMPLES,)),
+    }
+    if vocabulary:
+        known["input_ids"] = vocabulary, (tokens,)
+    if mels and hasattr(config, "max_source_positions"):
+        known["input_features"] = 0, (mels, 2 * config.max_source_positions)  # Whisper halves it
+    for name, x in model.dummy_inputs.items():
+        whole = not isinstance(x, torch.Tensor) or x.is_floating_point()
+        known.setdefault(name, (0 if whole else int(x.max()) + 1, tuple(x.shape[1:])))
+    if main not in known:
+        raise _by_hand(spec, "takes what its config does not tell", f"its main input is {main}")
+    shapes = {main: known[main]}
+    takes_tokens = any(hasattr(config, n) for n in ("image_token_id", "image_token_index"))
+    if "pixel_values" in parameters and sights is not config and not takes_tokens:
+        shapes["pixel_values"] = known["pixel_values"]
+    if config.is_encoder_decoder and "decoder_input_ids" in parameters:
+        tokens = min(tokens, getattr(config, "max_target_positions", None) or tokens)
+        shapes["decoder_input_ids"] = vocabulary, (tokens,)
+    name = type(model).__name__
+    if name.endswith("ForMultipleChoice"):
+        shapes = {n: (values, (2, *shape)) for n, (values, shape) in shapes.items()}
+    every = _labels_of(name, vocabulary, tokens, getattr(config, "num_labels", 2), sides)
+    labels = {n: shape for n, shape in every.items() if n in parameters}
+    return _Made(
+        model, shapes, labels, {"return_loss": True} if "return_loss" in parameters else {}
+    )
+
+
+def _labels_of(name: str, words: int, tokens: int, classes: int, sides: Any) -> dict[str, _Shape]:
+    """What a class compares its outputs with, which its name tells."""
+    ends: dict[str, dict[str, _Shape]] = {
+        "ForQuestionAnswering": dict.fromkeys(("start_positions", "end_positions"), (tokens, ())),
+        "ForMultipleChoice": {"labels": (2, ())},
+        "ForNextSentencePrediction": {"labels": (2, ())},
+        "ForTokenClassification": {"labels": (classes, (tokens,))},
+        "ForSemanticSegmentation": {"labels": (classes, sides)},
+        "Classification": {"labels": (classes, ())},
+        "ElectraForPreTraining": {"labels": (2, (tokens,))},
+        "ForPreTraining": {
+            "labels": (words, (tokens,)),
+            **dict.fromkeys(("next_sentence_label", "sentence_order_label"), (2, ())),
+        },
+    }
+    for end in ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+        ends[end] = {"labels": (words, (tokens,))}
+    return next((labels for end, labels in ends.items() if name.endswith(end)), {})
+
+
+def _diffusers(_: str, library: Any, model: str, options: dict[str, Any]) -> _Made:
+    if (cls := _class_of(library, model)) is None:
+        names = getattr(library, "_import_structure", {}).get("models") or dir(library)
+        raise _unknown("diffusers has no model", model, names, "autocompile check diffusers:{}")
+    usual = inspect.signature(cls).parameters
+    if (size := _take(options, "size")) and "sample_size" in usual:
+        options["sample_size"] = size
+    for key, value in options.items():
+        if key not in usual:
+            raise _unknown(f"{model} has no argument", key, (*usual, "size"), "?{}=...")
+        value = _as_listed(usual[key].default, value)
+        options[key] = tuple(value) if isinstance(value, list) else value
+    made = cls(**options)
+    config = dict(made.config)
+    side = size or config.get("sample_size") or _LATENTS
+    sides = (
+        tuple(side) if isinstance(side, (list, tuple)) else (side,) * (1 if "1D" in model else 2)
+    )
+    width = next((config[n] for n in _WIDTHS if config.get(n)), 0)  # or one of each block
+    classes = config.get("num_class_embeds") or config.get("num_embeds_ada_norm") or 0
+    halvings = max(len(config.get("conditioning_embedding_out_channels") or ()) - 1, 0)
+    seen = (config.get("conditioning_channels"), *(x << halvings for x in sides))
+    known: dict[str, tuple[int, tuple[Any, ...]]] = {
+        **dict.fromkeys(("sample", "hidden_states"), (0, (config.get("in_channels"), *sides))),
+        "timestep": (config.get("num_train_timesteps") or 1000, ()),
+        "encoder_hidden_states": (0, (_WORDS, width if isinstance(width, int) else width[0])),
+        "pooled_projections": (0, (config.get("pooled_projection_dim"),)),
+        "class_labels": (classes, () if classes else (0,)),
+        "controlnet_cond": (0, seen),
+    }
+    names = [
+        n for n in inspect.signature(made.forward).parameters if all(known.get(n, (0, (0,)))[1])
+    ]
+    return _Made(made, {name: known[name] for name in names})
+
+
+_MAKERS: Mapping[str, Callable[[str, Any, str, dict[str, Any]], _Made]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "diffusers": _diffusers,
+}
