@@ -6,11 +6,13 @@ Inputs are random, in the shapes that the library itself says of a model.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
-import importlib.metadata
 import inspect
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ _TOKENS, _SAMPLES, _PIXELS, _LATENTS = 128, 16_000, 224, 32  # where a library s
 _FRAMES = 16  # of torchvision's models of videos
 _WORDS = 77  # of a prompt, as CLIP's text model gives them
 _WIDTHS = ("encoder_hid_dim", "joint_attention_dim", "caption_channels", "cross_attention_dim")
+_PRIVATE = re.compile(r"\b_|pretrained|weights|checkpoint_path")
 _GET = {"transformers": "'torch-autocompile[transformers]'"}
 
 
@@ -57,9 +60,9 @@ def import_library(spec: str) -> ModuleType:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     if hub := sys.modules.get("huggingface_hub.constants"):  # a fork server has imported it
         vars(hub)["HF_HUB_OFFLINE"] = True
-    module: Any = ModuleType(name)
+    module = ModuleType(name)
     try:
-        module.library = importlib.import_module(name)
+        vars(module)["library"] = importlib.import_module(name)
     except Exception as error:
         raise _not_loaded(name, error) from error
     return module
@@ -69,6 +72,9 @@ def build_library(spec: str, library: Any) -> Target:
     """The target of a spec as :func:`library_model` splits it."""
     name, model, texts = library_model(spec) or ("", "", {})
     options = {key: _value(text) for key, text in texts.items()}
+    if private := [key for key in options if _PRIVATE.search(key)]:  # the spec may be others'
+        what = f"{spec}: {private[0]} is about files or weights, and a model by name has none"
+        raise TargetError(what, hint=f"leave {private[0]} out, or write a file with get_model()")
     try:
         made = _MAKERS[name](spec, library, model, options)
     except Exception as error:
@@ -80,8 +86,10 @@ def build_library(spec: str, library: Any) -> Target:
         inspect.signature(made.model.forward).bind(*arguments[0], **arguments[1])
     except TypeError as error:
         raise _by_hand(spec, "takes what its config does not tell", str(error)) from error
+    version = getattr(library, "__version__", "of no known version")
     shown = ", ".join(f"{n} {list(shape)}" for n, (_, shape) in made.shapes.items())
-    target.choices["model"] = f"{name} {_version(name, library)}, with random weights"
+    target.choices["model"] = f"{name} {version}, with random weights"
+    target.sha256 = hashlib.sha256(target.choices["model"].encode()).hexdigest()
     target.choices["inputs"] = f"random, as {name} says of the model: {shown} in each sample"
     if made.labels or made.flags:
         target.phase_inputs[phases.TRAIN_STEP] = lambda size: made.inputs(size, trains=True)
@@ -121,13 +129,6 @@ def _own_loss(output: Any, inputs: Any) -> torch.Tensor:
     return loss if isinstance(loss, torch.Tensor) else sum_of_floats(output, inputs)
 
 
-def _version(name: str, library: Any) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return str(getattr(library, "__version__", "of no known version"))
-
-
 def _value(text: str) -> Any:
     """A number, a truth value or a text; a list of them for ``32,64``."""
     if "," in text:
@@ -153,26 +154,32 @@ def _as_listed(usual: Any, value: Any) -> Any:
 
 def _not_loaded(library: str, error: BaseException) -> TargetError:
     missing = (getattr(error, "name", None) or "").split(".")[0]
-    if isinstance(error, ModuleNotFoundError) and missing == library:
-        what = f"{library} is not installed for {sys.executable}"
-        return TargetError(what, hint=f"pip install {_GET.get(library, library)}")
-    details, hint = [first_words(error)], f'python -c "import {library}"'
+    is_missing = isinstance(error, ModuleNotFoundError) and missing == library
+    hint = f"pip install {_GET.get(library, library)}"
+    details = [] if is_missing else [first_words(error)]
     if "torchvision" in f"{missing} {library} {error}":
         both = f"torch here is {torch.__version__}: torchvision has to be from the same index"
-        details.append(f"{both}, since PyPI's does not fit another build of torch")
+        details.append(f"{both}, since PyPI's does not fit other builds of torch")
         index = torch.__version__.partition("+")[2]
         place = f" --index-url https://download.pytorch.org/whl/{index}" if index else ""
         hint = f"pip install torch torchvision{place}"
-    return TargetError(f"{library} does not load", *details, hint=hint)
+    what = f"is not installed for {sys.executable}" if is_missing else "does not load"
+    return TargetError(f"{library} {what}", *details, hint=hint)
 
 
-def _unknown(what: str, word: str, names: Iterable[str], typed: str) -> TargetError:
-    """The error that names the nearest, and shows how the first of them is typed."""
+def _unknown(what: str, word: str, names: Iterable[str], spec: str) -> TargetError:
+    """The error about a model or a key that names the nearest, and the spec with one of them."""
     every = {name.lower(): name for name in sorted(names, reverse=True)}
     near = difflib.get_close_matches(word.lower(), every, 3, 0.5) or sorted(every)[:6]
     near = [every[each] for each in near]
+    head, mark, options = spec.partition("?")
+    if f"{word}=" in options:
+        options = options.replace(f"{word}=", f"{near[0]}=")
+    else:
+        head = f"{head.partition(':')[0]}:{near[0]}"
     details = f"the nearest of {len(every)} are: {', '.join(near)}"
-    return TargetError(f"{what} {word!r}", details, hint=typed.format(near[0]))
+    hint = shlex.join(["autocompile", "check", f"{head}{mark}{options}"])
+    return TargetError(f"{what} {word!r}", details, hint=hint)
 
 
 def _class_of(library: Any, model: str) -> Any:
@@ -185,10 +192,10 @@ def _class_of(library: Any, model: str) -> Any:
     return found if is_model and hasattr(found, "from_pretrained") else None
 
 
-def _timm(_: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
+def _timm(spec: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
     names = timm.list_models()
     if model.split(".")[0] not in names:  # after a dot: which weights, whose inputs are taken
-        raise _unknown("timm has no model", model, names, "autocompile check timm:{}")
+        raise _unknown("timm has no model", model, names, spec)
     made = timm.create_model(model, pretrained=False, **options)
     channels, *sides = made.default_cfg["input_size"]
     sides = [options["img_size"]] * 2 if "img_size" in options else sides
@@ -198,13 +205,13 @@ def _timm(_: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
 def _torchvision(spec: str, _: Any, model: str, options: dict[str, Any]) -> _Made:
     models: Any = importlib.import_module("torchvision.models")
     if model not in (names := models.list_models()):
-        raise _unknown("torchvision has no model", model, names, "autocompile check torchvision:{}")
+        raise _unknown("torchvision has no model", model, names, spec)
     builder = models.get_model_builder(model)
     if ".detection." in builder.__module__:
         seen = "a detection model takes lists of images, and in training targets beside them"
         raise _by_hand(spec, "is not supported by its name", seen)
     if "weights_backbone" in inspect.signature(builder).parameters:
-        options = {"weights_backbone": None, **options}  # else they are downloaded
+        options["weights_backbone"] = None  # else they are downloaded
     made = models.get_model(model, weights=None, **options)
     try:
         crop = models.get_model_weights(model).DEFAULT.transforms().crop_size
@@ -226,15 +233,13 @@ def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) 
         tables = vars(importlib.import_module("transformers.models.auto.modeling_auto"))
         rows = (row.values() for n, row in tables.items() if n.endswith("_MAPPING_NAMES"))
         names = {*known.CONFIG_MAPPING_NAMES, *(x for row in rows for x in row if type(x) is str)}
-        raise _unknown(
-            "transformers has no model", model, names, "autocompile check transformers:{}"
-        )
+        raise _unknown("transformers has no model", model, names, spec)
     length = _take(options, "length")
-    config = _config(kind, options)
+    config = _config(spec, kind, options)
     return _fed(spec, make(config), config, length)
 
 
-def _config(kind: Any, options: dict[str, Any]) -> Any:
+def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
     """A config with options of it or of its parts, as ``text_config.hidden_size``.
 
     ``layers`` is the number of layers, of each part where the whole has none.
@@ -242,18 +247,21 @@ def _config(kind: Any, options: dict[str, Any]) -> Any:
     usual, given = kind(), dict(options)
     if "layers" in given:
         key, layers = "num_hidden_layers", given.pop("layers")
+        if stages := getattr(usual, "depths", None):
+            what = f"{kind.__name__} has its layers in stages: {','.join(map(str, stages))}"
+            raise TargetError(what, hint=f"?depths={','.join('1' * len(stages))}")
         parts = [p for p in usual.sub_configs if hasattr(getattr(usual, p, None), key)]
-        is_whole = hasattr(usual, key) or not parts
-        given |= {path: layers for path in ([key] if is_whole else [f"{p}.{key}" for p in parts])}
+        every = [key] if hasattr(usual, key) else [f"{part}.{key}" for part in parts]
+        given |= dict.fromkeys(every or ["layers"], layers)
     if hasattr(usual, "use_cache"):
         given.setdefault("use_cache", False)  # a call alone has no use for a cache
     arguments: dict[str, Any] = {}
     for path, value in given.items():
         part, _, key = path.rpartition(".")
-        place = getattr(usual, part, None) if part else usual
+        place: Any = getattr(usual, part, None) if part else usual
         if not hasattr(place, key):
             names = (*usual.to_dict(), *usual.attribute_map, "layers", "length")
-            raise _unknown(f"{kind.__name__} has no attribute", path, names, "?{}=...")
+            raise _unknown(f"{kind.__name__} has no attribute", path, names, spec)
         value = given[path] = _as_listed(getattr(place, key), value)
         inner = arguments.setdefault(part, {}) if part else arguments
         inner[place.attribute_map.get(key, key)] = value
@@ -279,18 +287,19 @@ def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
     sides = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
     frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
     pixels = (*frames, getattr(sights, "num_channels", 3), *sides)
-    spectrum = getattr(config, "max_length", 0), mels  # of the audio spectrogram transformer
     known: dict[str, _Shape] = {
         "pixel_values": (0, pixels),
-        "input_values": (0, spectrum if all(spectrum) else (length or _SAMPLES,)),
+        "input_values": (0, (length or _SAMPLES,)),
     }
     if vocabulary:
         known["input_ids"] = vocabulary, (tokens,)
+    if mels and hasattr(config, "max_length"):  # the audio spectrogram transformer
+        known["input_values"] = 0, (config.max_length, mels)
     if mels and hasattr(config, "max_source_positions"):
         known["input_features"] = 0, (mels, 2 * config.max_source_positions)  # Whisper halves it
     for name, x in model.dummy_inputs.items():
-        whole = not isinstance(x, torch.Tensor) or x.is_floating_point()
-        known.setdefault(name, (0 if whole else int(x.max()) + 1, tuple(x.shape[1:])))
+        values = 0 if x.is_floating_point() else int(x.max()) + 1
+        known.setdefault(name, (values, tuple(x.shape[1:])))
     if main not in known:
         raise _by_hand(spec, "takes what its config does not tell", f"its main input is {main}")
     shapes = {main: known[main]}
@@ -330,16 +339,16 @@ def _labels_of(name: str, words: int, tokens: int, classes: int, sides: Any) -> 
     return next((labels for end, labels in ends.items() if name.endswith(end)), {})
 
 
-def _diffusers(_: str, library: Any, model: str, options: dict[str, Any]) -> _Made:
+def _diffusers(spec: str, library: Any, model: str, options: dict[str, Any]) -> _Made:
     if (cls := _class_of(library, model)) is None:
         names = getattr(library, "_import_structure", {}).get("models") or dir(library)
-        raise _unknown("diffusers has no model", model, names, "autocompile check diffusers:{}")
+        raise _unknown("diffusers has no model", model, names, spec)
     usual = inspect.signature(cls).parameters
     if (size := _take(options, "size")) and "sample_size" in usual:
         options["sample_size"] = size
     for key, value in options.items():
         if key not in usual:
-            raise _unknown(f"{model} has no argument", key, (*usual, "size"), "?{}=...")
+            raise _unknown(f"{model} has no argument", key, (*usual, "size"), spec)
         value = _as_listed(usual[key].default, value)
         options[key] = tuple(value) if isinstance(value, list) else value
     made = cls(**options)
