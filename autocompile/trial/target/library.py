@@ -100,8 +100,12 @@ def build_library(spec: str, library: Any) -> Target:
 
 def explained(spec: str, what: str, error: Exception) -> Exception:
     """An error of a library as one that names a way out, where it does not do so itself."""
-    is_clear = isinstance(error, (MemoryError, torch.OutOfMemoryError, TargetError))
-    return error if is_clear else _by_hand(spec, what, first_words(error))
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, TargetError)):
+        return error
+    seen = first_words(error)
+    if seen.endswith(":") and error.__cause__:  # as where a config checks itself
+        seen += f" {first_words(error.__cause__)}"
+    return _by_hand(spec, what, seen)
 
 
 def _by_hand(spec: str, what: str, seen: str) -> TargetError:
@@ -153,11 +157,16 @@ def _as_listed(usual: Any, value: Any) -> Any:
 
 
 def _not_loaded(library: str, error: BaseException) -> TargetError:
-    missing = (getattr(error, "name", None) or "").split(".")[0]
-    is_missing = isinstance(error, ModuleNotFoundError) and missing == library
-    hint = f"pip install {_GET.get(library, library)}"
-    details = [] if is_missing else [first_words(error)]
-    if "torchvision" in f"{missing} {library} {error}":
+    root = error  # such as a missing package, which a library wraps in words of its own
+    while root.__cause__:
+        root = root.__cause__
+    missing = (root.name or "").partition(".")[0] if isinstance(root, ModuleNotFoundError) else ""
+    is_missing = missing == library
+    details = [] if is_missing else [first_words(root)]
+    hint = f"python -c 'import {library}'"
+    if missing:
+        hint = f"pip install {_GET.get(missing, missing)}"
+    if "torchvision" in f"{library} {root}":
         both = f"torch here is {torch.__version__}: torchvision has to be from the same index"
         details.append(f"{both}, since PyPI's does not fit other builds of torch")
         index = torch.__version__.partition("+")[2]
@@ -198,7 +207,8 @@ def _timm(spec: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
         raise _unknown("timm has no model", model, names, spec)
     made = timm.create_model(model, pretrained=False, **options)
     channels, *sides = made.default_cfg["input_size"]
-    sides = [options["img_size"]] * 2 if "img_size" in options else sides
+    if size := options.get("img_size"):
+        sides = size if isinstance(size, list) else [size, size]
     return _Made(made, {"x": (0, (options.get("in_chans", channels), *sides))}, by_name=False)
 
 
