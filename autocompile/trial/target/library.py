@@ -79,13 +79,10 @@ def build_library(spec: str, library: Any) -> Target:
         made = _MAKERS[name](spec, library, model, options)
     except Exception as error:
         what = "cannot be made from its name, without weights and without a network"
-        raise explained(spec, what, error) from error
-    target, inputs = Target(name, made.model, made.inputs), made.inputs(1)
-    try:
-        arguments = ((), inputs) if made.by_name else (inputs, {})
-        inspect.signature(made.model.forward).bind(*arguments[0], **arguments[1])
-    except TypeError as error:
-        raise _by_hand(spec, "takes what its config does not tell", str(error)) from error
+        raise _explained(spec, what, error) from error
+    target = Target(name, made.model, made.inputs)
+    what = "does not run with the inputs that its config tells"
+    target.explain = lambda error: _explained(spec, what, error)
     version = getattr(library, "__version__", "of no known version")
     shown = ", ".join(f"{n} {list(shape)}" for n, (_, shape) in made.shapes.items())
     target.choices["model"] = f"{name} {version}, with random weights"
@@ -94,12 +91,11 @@ def build_library(spec: str, library: Any) -> Target:
     if made.labels or made.flags:
         target.phase_inputs[phases.TRAIN_STEP] = lambda size: made.inputs(size, trains=True)
         target.loss = _own_loss
-        target.choices["loss"] = "the model's own, of random labels"
+        target.choices["loss"] = "the model's own where a call has labels, which are random"
     return target
 
 
-def explained(spec: str, what: str, error: Exception) -> Exception:
-    """An error of a library as one that names a way out, where it does not do so itself."""
+def _explained(spec: str, what: str, error: Exception) -> Exception:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, TargetError)):
         return error
     seen = first_words(error)
@@ -143,12 +139,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _take(options: dict[str, Any], key: str) -> int:
-    """Take a length or a size out; 0 if none is given."""
-    value = options.pop(key, 0)
-    if type(value) is not int or value < 0:
-        raise TargetError(f"{key}={value} is not a whole number above 0", hint=f"?{key}=64")
-    return value
+def _pair(side: Any) -> tuple[int, int]:
+    """Height and width, of one number, or one or two in a list."""
+    sides = side if isinstance(side, (list, tuple)) else (side,)
+    return sides[0], sides[-1]
 
 
 def _as_listed(usual: Any, value: Any) -> Any:
@@ -207,9 +201,8 @@ def _timm(spec: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
         raise _unknown("timm has no model", model, names, spec)
     made = timm.create_model(model, pretrained=False, **options)
     channels, *sides = made.default_cfg["input_size"]
-    if size := options.get("img_size"):
-        sides = size if isinstance(size, list) else [size, size]
-    return _Made(made, {"x": (0, (options.get("in_chans", channels), *sides))}, by_name=False)
+    shape = (options.get("in_chans", channels), *_pair(options.get("img_size", sides)))
+    return _Made(made, {"x": (0, shape)}, by_name=False)
 
 
 def _torchvision(spec: str, _: Any, model: str, options: dict[str, Any]) -> _Made:
@@ -227,10 +220,9 @@ def _torchvision(spec: str, _: Any, model: str, options: dict[str, Any]) -> _Mad
         crop = models.get_model_weights(model).DEFAULT.transforms().crop_size
     except (AttributeError, ValueError):  # there are no weights, or they take any size
         crop = _PIXELS
-    crop = options.get("image_size", crop)
-    sides = (*crop, *crop)[-2:] if isinstance(crop, (list, tuple)) else (crop, crop)
     frames = (_FRAMES,) if ".video." in builder.__module__ else ()
-    return _Made(made, {"x": (0, (3, *frames, *sides))}, by_name=False)
+    shape = (3, *frames, *_pair(options.get("image_size", crop)))
+    return _Made(made, {"x": (0, shape)}, by_name=False)
 
 
 def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) -> _Made:
@@ -244,7 +236,7 @@ def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) 
         rows = (row.values() for n, row in tables.items() if n.endswith("_MAPPING_NAMES"))
         names = {*known.CONFIG_MAPPING_NAMES, *(x for row in rows for x in row if type(x) is str)}
         raise _unknown("transformers has no model", model, names, spec)
-    length = _take(options, "length")
+    length = options.pop("length", 0)
     config = _config(spec, kind, options)
     return _fed(spec, make(config), config, length)
 
@@ -293,18 +285,13 @@ def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
         what = f"{spec}: the model takes {most} tokens at most, not {length}"
         raise TargetError(what, hint=f"?length={most}")
     tokens = length or (min(_TOKENS, most) if most > 0 else _TOKENS)
-    side, mels = getattr(sights, "image_size", None) or _PIXELS, getattr(config, "num_mel_bins", 0)
-    sides = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
+    sides, mels = _pair(getattr(sights, "image_size", _PIXELS)), getattr(config, "num_mel_bins", 0)
     frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
     pixels = (*frames, getattr(sights, "num_channels", 3), *sides)
-    known: dict[str, _Shape] = {
-        "pixel_values": (0, pixels),
-        "input_values": (0, (length or _SAMPLES,)),
-    }
+    known: dict[str, _Shape] = {"pixel_values": (0, pixels)}
+    known["input_values"] = 0, (length or _SAMPLES,)
     if vocabulary:
         known["input_ids"] = vocabulary, (tokens,)
-    if mels and hasattr(config, "max_length"):  # the audio spectrogram transformer
-        known["input_values"] = 0, (config.max_length, mels)
     if mels and hasattr(config, "max_source_positions"):
         known["input_features"] = 0, (mels, 2 * config.max_source_positions)  # Whisper halves it
     for name, x in model.dummy_inputs.items():
@@ -324,9 +311,8 @@ def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
         shapes = {n: (values, (2, *shape)) for n, (values, shape) in shapes.items()}
     every = _labels_of(name, vocabulary, tokens, getattr(config, "num_labels", 2), sides)
     labels = {n: shape for n, shape in every.items() if n in parameters}
-    return _Made(
-        model, shapes, labels, {"return_loss": True} if "return_loss" in parameters else {}
-    )
+    flags = {"return_loss": True} if "return_loss" in parameters else {}
+    return _Made(model, shapes, labels, flags)
 
 
 def _labels_of(name: str, words: int, tokens: int, classes: int, sides: Any) -> dict[str, _Shape]:
@@ -354,7 +340,7 @@ def _diffusers(spec: str, library: Any, model: str, options: dict[str, Any]) -> 
         names = getattr(library, "_import_structure", {}).get("models") or dir(library)
         raise _unknown("diffusers has no model", model, names, spec)
     usual = inspect.signature(cls).parameters
-    if (size := _take(options, "size")) and "sample_size" in usual:
+    if (size := options.pop("size", 0)) and "sample_size" in usual:
         options["sample_size"] = size
     for key, value in options.items():
         if key not in usual:
@@ -363,10 +349,7 @@ def _diffusers(spec: str, library: Any, model: str, options: dict[str, Any]) -> 
         options[key] = tuple(value) if isinstance(value, list) else value
     made = cls(**options)
     config = dict(made.config)
-    side = size or config.get("sample_size") or _LATENTS
-    sides = (
-        tuple(side) if isinstance(side, (list, tuple)) else (side,) * (1 if "1D" in model else 2)
-    )
+    sides = _pair(size or config.get("sample_size") or _LATENTS)[: 1 if "1D" in model else 2]
     width = next((config[n] for n in _WIDTHS if config.get(n)), 0)  # or one of each block
     classes = config.get("num_class_embeds") or config.get("num_embeds_ada_norm") or 0
     halvings = max(len(config.get("conditioning_embedding_out_channels") or ()) - 1, 0)
@@ -379,10 +362,8 @@ def _diffusers(spec: str, library: Any, model: str, options: dict[str, Any]) -> 
         "class_labels": (classes, () if classes else (0,)),
         "controlnet_cond": (0, seen),
     }
-    names = [
-        n for n in inspect.signature(made.forward).parameters if all(known.get(n, (0, (0,)))[1])
-    ]
-    return _Made(made, {name: known[name] for name in names})
+    takes = inspect.signature(made.forward).parameters
+    return _Made(made, {n: known[n] for n in takes if n in known and all(known[n][1])})
 
 
 _MAKERS: Mapping[str, Callable[[str, Any, str, dict[str, Any]], _Made]] = {

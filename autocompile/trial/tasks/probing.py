@@ -22,12 +22,10 @@ from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.calls import MOST
 from autocompile.store.record import Step
-from autocompile.store.runs import library_model
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory, telemetry
 from autocompile.trial.measure.timing import block
 from autocompile.trial.target.calls import Calls, buckets, in_words, kinds, marks, shape_of
-from autocompile.trial.target.library import explained
 from autocompile.trial.target.own_step import demand_calls
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
@@ -62,9 +60,8 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
                 _try_in_eager(target, phase, request, result)
             except Exception as error:
                 if request.phases or result.during or phase == phases[0]:
-                    if library_model(request.header.target):
-                        what = "does not run with the inputs that its config tells"
-                        raise explained(request.header.target, what, error) from error
+                    if target.explain:
+                        raise target.explain(error) from error
                     raise
                 words = f"not tuned, since it fails in eager mode: {first_words(error)}"
                 result.target["choices"][phase] = words
