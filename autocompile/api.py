@@ -93,9 +93,10 @@ def tune(
     An argument that is not listed is the option of ``autocompile tune`` that has its name.
 
     Args:
-        target: a path, ``PATH:NAME``, ``package.module:NAME``, or an importable function or class;
-            it is loaded in trial processes only. With ``inputs`` a live ``nn.Module``, or a
-            function that returns one: it is written to ``runs/carried``, not changed.
+        target: a path, ``PATH:NAME``, ``package.module:NAME``, ``timm:NAME`` and the like, or an
+            importable function or class; it is loaded in trial processes only. With ``inputs`` a
+            live ``nn.Module``, or a function that returns one: it is written to ``runs/carried``,
+            not changed.
         inputs: of a live model: a tensor, a tuple or list for ``model(*x)``, a dict for
             ``model(**x)``, or a function from a batch size to one of these.
         optimizer: of a live model: from a module to its optimizer; None: Adam.

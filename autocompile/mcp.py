@@ -91,7 +91,8 @@ def tune(
     Takes 90 s (quick), 5 min (normal, the default), as long as every setting needs (full), or
     budget_s.
     target: model.py, PATH:NAME or package.module:NAME; an nn.Module, an RLlib AlgorithmConfig, or a
-    file with get_model() and get_inputs(batch_size). phases: what to time, such as forward,
+    file with get_model() and get_inputs(batch_size); or without a file timm:NAME,
+    torchvision:NAME, transformers:CLASS or diffusers:CLASS. phases: what to time, such as forward,
     train_step or optimizer_step. resume: go on with the last run of the target. calls: a file of
     autocompile record; objective: what decides, p50, p95 and p99 where its calls or those of
     get_calls() have several shapes. Returns the report: phases.NAME.best and .verdict say what to

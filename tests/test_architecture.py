@@ -62,6 +62,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 HEAVY = {"torch", "ray", "accelerate", "transformers", "pytorch_lightning"}
+HEAVY |= {"diffusers", "timm", "torchvision"}
 
 
 def column(module: str) -> str:

@@ -137,7 +137,8 @@ def flag(names: str, help: str, panel: str = "") -> Any:
 
 
 Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
+    str,
+    typer.Argument(metavar="TARGET", help="model.py, PATH:NAME, package.module:NAME or timm:NAME"),
 ]
 _Text = str | None
 _List = list[str] | None

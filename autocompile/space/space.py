@@ -36,7 +36,7 @@ from autocompile.settings.tuned import Tuned
 from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
 from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
-from autocompile.store.runs import is_same_target, split_spec
+from autocompile.store.runs import is_same_target, library_model, split_spec
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
@@ -246,6 +246,9 @@ def target_spec(target: str | Path | Callable[..., Any]) -> str:
 
 
 def _checked_spec(spec: str) -> str:
+    if library_model(spec):
+        return spec  # a trial's process knows whether there is such a model
+    spec = spec.removeprefix("kernelbench:")  # such a file is a target as it is
     place, name = split_spec(spec)
     looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
     if looks_like_path or not name:

@@ -25,6 +25,8 @@ HERE, ON_CLUSTER = "*/run.json", "*/*/run.json"
 
 def is_same_target(one: str, other: str) -> bool:
     """Whether two specs name the same target, as ``./model.py`` and ``model.py`` do."""
+    if library_model(one):
+        return library_model(one) == library_model(other)
     (place, name), (other_place, other_name) = split_spec(one), split_spec(other)
     if place.endswith(".py") and other_place.endswith(".py"):
         return (Path(place).resolve(), name) == (Path(other_place).resolve(), other_name)

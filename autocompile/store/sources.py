@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autocompile.store.runs import split_spec
+from autocompile.store.runs import library_model, split_spec
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ def sources_of(spec: str) -> Sources | None:
     Local imports are found by reading the source, so data files and modules that are imported by a
     computed name are not among them.
     """
+    if library_model(spec):
+        return None
     here = Path.cwd()
     place, _ = split_spec(spec)
     if place.endswith(".py") or Path(place).is_file():

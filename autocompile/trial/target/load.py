@@ -25,8 +25,9 @@ from torch.nn.parameter import is_lazy
 from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.store.calls import RecordedCalls
-from autocompile.store.runs import split_spec
+from autocompile.store.runs import library_model, split_spec
 from autocompile.trial.target.calls import first_call, from_file, from_function
+from autocompile.trial.target.library import build_library, import_library
 from autocompile.trial.target.own_step import maker_of
 from autocompile.trial.target.target import Target, call_model
 
@@ -40,6 +41,8 @@ def import_target(spec: str) -> ModuleType:
     """Import a target's file by its path, or its module by its name, as if without arguments."""
     place, _ = split_spec(spec)
     sys.argv = [place]
+    if library_model(spec):
+        return import_library(spec)
     if not (place.endswith(".py") or Path(place).is_file()):
         sys.path.append(os.getcwd())
         return importlib.import_module(place)
@@ -64,7 +67,9 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     place, name = split_spec(spec)
     if calls is not None:
         module.get_calls = functools.partial(from_file, calls)  # type: ignore[attr-defined]
-    if not name:
+    if library_model(spec):
+        target = _with_user_functions(build_library(spec, module.library), module)
+    elif not name:
         target = _from_module(module, place)
     elif hasattr(module, name):
         target = _from_object(getattr(module, name), module, spec)
@@ -80,7 +85,7 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     _demand_eager(target.model, place)
     _fill_lazy(target)
     target.rebuild = lambda: build(spec, module).model
-    with contextlib.suppress(OSError, TypeError):
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # a library has no file
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return target
 
@@ -207,6 +212,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
             )
             raise TargetError(what)
         get_calls, target.fixed_batch = module.get_calls, True
+        target.phase_inputs.clear()
         target.make_inputs = lambda _: from_function(get_calls, str(module.__name__))
         is_file = isinstance(get_calls, functools.partial)
         target.choices["inputs"] = "the file of calls" if is_file else "get_calls() of the target"

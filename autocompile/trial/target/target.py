@@ -58,6 +58,7 @@ class Target:
     samples_per_update: dict[str, int] = field(default_factory=dict)
     threads: dict[str, int] = field(default_factory=dict)  # where a phase's process has others
     algorithm: str | None = None  # ``module:Class`` of an AlgorithmConfig
+    explain: Callable[[Exception], Exception] | None = None  # an error of a call in eager mode
     choices: dict[str, str] = field(default_factory=dict)  # the source of each, in words
     sha256: str | None = None
     rebuild: Callable[[], torch.nn.Module] | None = None  # builds ``model`` anew if it can

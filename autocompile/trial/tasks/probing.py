@@ -73,6 +73,8 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
                 _try_in_eager(target, phase, request, result)
             except Exception as error:
                 if request.phases or result.during or phase == phases[0]:
+                    if target.explain:
+                        raise target.explain(error) from error
                     raise
                 words = f"not tuned, since it fails in eager mode: {first_words(error)}"
                 result.target["choices"][phase] = words
