@@ -152,7 +152,7 @@ def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:
 def test_the_documents_name_every_command_and_only_options_that_exist() -> None:
     shown = help_of()
     commands = re.findall(r"^│ (\w+) ", shown.split("─ Commands ─")[1], re.M)
-    named = "tune show list export verify check doctor init record"
+    named = "tune suite show list export verify check doctor init record"
     assert commands == named.split()
     known = shown + "".join(map(help_of, commands))
     for command in commands:

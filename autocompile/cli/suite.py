@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,6 @@ import typer
 
 from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, write
-from autocompile.cli.tune import asked
 from autocompile.errors import ExitCode, UsageError
 
 _WHAT = "timm, transformers, diffusers, a folder of targets, or a list.toml"
@@ -52,7 +50,7 @@ def suite(
     verbose: options.Verbose = False,
     **dimensions: Any,
 ) -> None:
-    """Tune many models, each in a run of its own, and make one table of them.
+    """Tune many models and make one table of them.
 
     \b
     Examples:
@@ -60,11 +58,12 @@ def suite(
       autocompile suite models/ --compare runs/models-0001 --require no-regression
       autocompile suite list.toml --fixed --backend inductor,cudagraphs --batch-size 1,4,16
     """
+    from autocompile.cli.tune import asked
     from autocompile.commands.suite import run_suite
     from autocompile.report import suite as shown
-    from autocompile.report.live import progress as progress_of
+    from autocompile.report.page import as_page
     from autocompile.report.terminal import Page
-    from autocompile.store.suite import Suite
+    from autocompile.store.report import Suite
 
     if require not in (None, "no-regression") or (require and compare is None):
         raise UsageError(
@@ -82,7 +81,7 @@ def suite(
         run_dir=run_dir,
         resume=resume,
         ray=ray,
-        progress=lambda: progress_of(progress, sys.stderr),
+        progress=progress,
         say=tell,
         effort=effort,
         device=device,
@@ -94,6 +93,7 @@ def suite(
         wait=wait,
     )
     document = shown.document(found, earlier)
+    write(folder / "suite.html", as_page(document))
     for path, text in ((csv, shown.to_csv(found)), (markdown, shown.to_markdown(document))):
         if path is not None:
             write(path, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 import time
@@ -14,25 +15,19 @@ from typing import Any
 
 from autocompile import api
 from autocompile.errors import AutocompileError, RunError, TargetError, UsageError
-from autocompile.progress import Progress
-from autocompile.report.suite import write_page
-from autocompile.settings.dimensions import SEARCHED
-from autocompile.space.space import SearchSpace
+from autocompile.space.space import USUAL_PHASES, SearchSpace
 from autocompile.store import runs
-from autocompile.store.record import RunFolder
-from autocompile.store.report import Report
-from autocompile.store.suite import FILE, Member, Row, Suite, rows_of
+from autocompile.store.files import write_json
+from autocompile.store.report import SUITE, Member, Report, Row, Suite, rows_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-USUAL_PHASES = ("forward", "train_step")
-"""Of a model that needs no file."""
 _BATCH_SIZE = 8  # one size, since there are many models
 _FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
-_LEAST_S = 30.0  # in less a run cannot do anything but begin
+_LEAST_S = 45.0  # in less a run cannot try even plain torch.compile()
 _WORTH = 1.01  # a likely gain below this is none
 
 
@@ -144,10 +139,16 @@ class Runner:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._save(True)
+        least_s = _LEAST_S * len(self.suite.members)
+        if self.budget_s is not None and self.budget_s < least_s:
+            self.say(
+                f"warning: {len(self.suite.members)} models in {self.budget_s:.0f} s are many: "
+                f"with less than {least_s:.0f} s those at the end get no result"
+            )
         try:
             for number, member in enumerate(self.suite.members):
                 left = len(self.suite.members) - number
-                if self._is_at_an_end(member):
+                if self._is_at_an_end(member) or self._left_s() < _LEAST_S / 2:
                     continue
                 self._tune(member, self._share_s(left), f"{number + 1} of {number + left}")
             while promising := self._most_promising():
@@ -202,7 +203,8 @@ class Runner:
         """The gain that the untried settings of a run may still bring."""
         if member.folder in self._errors:
             return 0.0
-        every = [RunFolder(p).read_run() for p in _runs(self.folder / member.folder).values()]
+        paths = _runs(self.folder / member.folder).values()
+        every = [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
         spaces = [space for run in every for space in run.get("spaces", {}).values()]
         return max((row["likely"] for one in spaces for row in one.get("rest", ())), default=0.0)
 
@@ -232,8 +234,7 @@ class Runner:
             interrupted=interrupted,
             wall_s=self._earlier_s + self.clock() - self._began,
         )
-        self.suite.write(self.folder)
-        write_page(self.folder, self.suite)
+        write_json(self.folder / SUITE, self.suite.to_dict())
         return self.suite
 
 
@@ -254,7 +255,7 @@ def run_suite(
     run_dir: Path | None = None,
     resume: bool = False,
     ray: str | None = None,
-    progress: Callable[[], Progress] = Progress,
+    progress: str = "none",
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> tuple[Path, Suite]:
@@ -289,7 +290,7 @@ def run_suite(
         suite = Suite(name=what, members=members, fixed=fixed, options=kept)
     options.pop("space", None)
     if suite.fixed:
-        space, options["effort"] = _fixed(space), "full"
+        space, options["effort"] = space.without_a_search(), "full"
     elif budget_s is None:
         options["effort"] = options.get("effort") or "quick"
     waits = iter([options.pop("wait", False)])
@@ -303,7 +304,7 @@ def run_suite(
             given["phases"] = member.phases
         if ray is None:
             wait = next(waits, True)  # another command may have begun between two models
-            result = api.tune(member.target, wait=wait, progress=progress(), **given)
+            result = api.tune(member.target, wait=wait, progress=progress, **given)
             return {"": result.report}
         from autocompile.commands.cluster import tune_all
 
@@ -319,13 +320,6 @@ _KEPT = ("effort", "device", "seed", "tolerance")
 """Options that a run is begun with and that a resumed one has."""
 
 
-def _fixed(space: SearchSpace) -> SearchSpace:
-    """Of each dimension that is not named its usual value, but for backends and modes all."""
-    usual = {d.asked: (d.default,) for d in SEARCHED[3:]}
-    named = {name: value for name, value in vars(space).items() if value is not None}
-    return SearchSpace(**{**usual, **named})
-
-
 def _of_words(space: Mapping[str, Any]) -> SearchSpace:
     pairs = {name: tuple(values) for name, values in space.items()}
     return SearchSpace(**pairs)
@@ -333,7 +327,7 @@ def _of_words(space: Mapping[str, Any]) -> SearchSpace:
 
 def latest() -> Path:
     """The folder of the last suite."""
-    found = sorted(runs.under.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    found = sorted(runs.under.glob(f"*/{SUITE}"), key=lambda path: path.stat().st_mtime)
     if not found:
         hint = "autocompile suite timm   (begins one)"
         raise RunError(f"there is no suite under ./{runs.under} to resume", hint=hint)

@@ -7,25 +7,16 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import NormalDist
 
-from autocompile.estimate.intervals import ratio
 from autocompile.report import text as show
-from autocompile.report.contents import METHOD, RACED, RULE
 from autocompile.report.document import Document, Line, Section, Span, Table, Text, spans
-from autocompile.report.page import as_page
-from autocompile.store.files import write_text
-from autocompile.store.record import Outcome
-from autocompile.store.suite import Row, Suite, Tried
+from autocompile.store.report import Row, Suite, Tried
 
 _TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "memory")
 _RIGHT = range(1, 5)
-
-
-def write_page(folder: Path, suite: Suite) -> None:
-    """Write ``suite.html``."""
-    write_text(folder / "suite.html", as_page(document(suite)))
+_METHOD = "Each model has a run of its own; its report says how it was measured."
+_LONG = 48  # characters of a model's name with its options
 
 
 def document(suite: Suite, earlier: Suite | None = None) -> Document:
@@ -43,7 +34,7 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
         answer=Table("", ("", "right", "geometric mean"), tuple(_summary(suite)), right=(1, 2)),
         sections=tuple(sections),
         whole=tuple(whole),
-        method=METHOD + RACED + RULE,
+        method=_METHOD,
         circumstances=Table("Circumstances", ("", ""), tuple(about)),
     )
 
@@ -79,7 +70,9 @@ def _outcome(tried: Tried) -> str:
 
 
 def _model(row: Row) -> str:
-    return show.plain(row.target).partition(":")[2] or show.plain(row.target)
+    """The model without its library; of long options the first, and how they differ at the end."""
+    name = show.plain(row.target).partition(":")[2] or show.plain(row.target)
+    return name if len(name) <= _LONG else f"{name[: _LONG - 9]}…{name[-8:]}"
 
 
 def _section(phase: str, suite: Suite) -> Section:
@@ -146,8 +139,8 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
                 found["broke"].append(f"{name}: {_outcome(new)}")
         elif not old.is_right:
             found["works now"].append(name)
-        elif old.speedup and new.speedup:
-            change = ratio(new.speedup, old.speedup)
+        else:
+            change = new.against(old)
             room = (change.high if change.value < 1 else change.low) / change.value
             if abs(math.log(change.value)) > wide * abs(math.log(room)):
                 both = f"{show.speedup(old.speedup)} → {show.speedup(new.speedup)}"
@@ -157,7 +150,7 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
 
 def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
     """What both suites have tried: plain torch.compile(), the best, or each given setting."""
-    nothing = Tried(config={}, outcome=Outcome.NOT_COMPILED)
+    nothing = Tried.none()
     before = {row.name: row for row in earlier.rows}
     for row in now.rows:
         if (old := before.get(row.name)) is None:
@@ -168,7 +161,7 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
             yield f"{where}, the best", old.best or nothing, row.best or lost
         is_fixed = now.fixed and earlier.fixed
         for one in old.settings if is_fixed else filter(None, (old.plain,)):
-            new = next((t for t in row.settings if t.config == one.config), None)
+            new = next((t for t in row.settings if t.key == one.key), None)
             if new is not None:
                 yield f"{where}, {show.label(one.config)}", one, new
 

@@ -31,7 +31,7 @@ from autocompile.settings.dimensions import (
     no_convolutions,
     why_not,
 )
-from autocompile.settings.phases import LEARNER_UPDATE, phase_of
+from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, TRAIN_STEP, phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
 from autocompile.store.reading import of_fields
@@ -39,6 +39,9 @@ from autocompile.store.record import Outcome, Record
 from autocompile.store.runs import is_same_target, library_model, split_spec
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
+USUAL_PHASES = (FORWARD, TRAIN_STEP)
+"""Of a model of a suite that needs no file."""
+_NAMED_IN_A_SUITE = ("backends", "modes", "batch_sizes")
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
 Asked = tuple[Any, ...] | None
 
@@ -79,6 +82,12 @@ class SearchSpace:
         for size in self.batch_sizes or ():
             if size < 1:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
+
+    def without_a_search(self) -> SearchSpace:
+        """Of each dimension that is not named its usual value, but all backends and modes."""
+        usual = {d.asked: (d.default,) for d in SEARCHED if d.asked not in _NAMED_IN_A_SUITE}
+        named = {name: value for name, value in vars(self).items() if value is not None}
+        return SearchSpace(**{**usual, **named})
 
     def __str__(self) -> str:
         asked = {n: v for n, v in asdict(self).items() if v is not None}

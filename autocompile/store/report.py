@@ -1,4 +1,4 @@
-"""The report of a run, which ``report.json`` holds: the answers and what they rest on.
+"""The report of a run, which ``report.json`` holds, and of a suite of runs, in ``suite.json``.
 
 A report may come from another machine and is not trusted: each value has the type of its field.
 ``tests/report_schema.py`` makes the schema of these types.
@@ -6,22 +6,29 @@ A report may come from another machine and is not trusted: each value has the ty
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
-from autocompile.errors import UsageError
-from autocompile.estimate.intervals import Interval
-from autocompile.settings.config import EAGER
+from autocompile.errors import RunError, UsageError
+from autocompile.estimate.intervals import Interval, over_sets, ratio
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import demand_schema, known, of_fields, plain
 from autocompile.store.record import SCHEMA, CallKind, Outcome, Step
 
+SUITE = "suite.json"
+_ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
 Unit = Literal["samples/s", "steps/s", "calls/s"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class _Part:
     """A part of a report; keys of other versions are left out when it is read."""
 
     optional: ClassVar[tuple[str, ...]] = ()  # keys that are not there where they hold nothing
@@ -36,7 +43,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Part):
+class Target(_Part):
     """What was tuned. Figures by phase are left out of phases that have none."""
 
     spec: str
@@ -56,7 +63,7 @@ class Target(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate(Part):
+class Rate(_Part):
     """A throughput."""
 
     value: float
@@ -74,7 +81,7 @@ class Throughput(Interval):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confidence(Part):
+class Confidence(_Part):
     """How sure an answer is."""
 
     word: Literal["high", "open", "low", ""] = ""  # empty in older reports
@@ -84,7 +91,7 @@ class Confidence(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported(Part):
+class Exported(_Part):
     """How the exported code of the best setting ran in a fresh interpreter.
 
     ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
@@ -98,7 +105,7 @@ class Exported(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best(Part):
+class Best(_Part):
     """The best setting of a phase; eager mode where that is to be kept."""
 
     number: int
@@ -130,7 +137,7 @@ class Best(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeRow(Part):
+class SizeRow(_Part):
     """The best setting of a batch size beside eager mode, as RLlib's benchmark has it."""
 
     batch_size: int | None
@@ -149,7 +156,7 @@ class SizeRow(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failures(Part):
+class Failures(_Part):
     """Trials that failed for one cause."""
 
     count: int
@@ -163,7 +170,7 @@ class Failures(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(Part):
+class Trial(_Part):
     """One trial."""
 
     number: int
@@ -197,7 +204,7 @@ class Trial(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Percentile(Part):
+class Percentile(_Part):
     """Seconds that ``percent`` % of the calls do not exceed, those of a shape at their median."""
 
     percent: int
@@ -206,7 +213,7 @@ class Percentile(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromCalls(Part):
+class FromCalls(_Part):
     """The setting that takes a program of so many calls or more the least time, with compiling."""
 
     number: int  # of the trial
@@ -214,7 +221,7 @@ class FromCalls(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload(Part):
+class Workload(_Part):
     """The calls that a pass makes; times of a phase are of a pass."""
 
     calls: int
@@ -225,7 +232,7 @@ class Workload(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseResult(Part):
+class PhaseResult(_Part):
     """The answer of a phase, how sure it is, and everything that was tried."""
 
     optional = ("as_calls_grow",)
@@ -295,7 +302,7 @@ class PhaseResult(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Part):
+class Report(_Part):
     """A report: the results of all phases, and of what they are."""
 
     optional = ("recorded_calls", "in_algorithm")
@@ -333,3 +340,226 @@ class Report(Part):
                 hint="autocompile show --schema   (prints what a report holds)",
             ) from None
         return report
+
+
+# A suite ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member(_Part):
+    """What one run of a suite is of.
+
+    Attributes:
+        folder: of the run, below that of the suite.
+        phases: None for the target's own.
+    """
+
+    target: str
+    folder: str
+    phases: tuple[str, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried(_Part):
+    """One setting at one batch size, or why it is none."""
+
+    config: Mapping[str, Any]  # of any version
+    outcome: Outcome
+    message: str = ""
+    speedup: Interval | None = None
+    call_s: float | None = None
+    compile_s: float | None = None
+    graph_breaks: int | None = None
+    peak_memory_bytes: int | None = None
+
+    @classmethod
+    def none(cls) -> Tried:
+        """What stands for a setting that has no result."""
+        return cls(config={}, outcome=Outcome.NOT_COMPILED)
+
+    @property
+    def is_right(self) -> bool:
+        return self.outcome is Outcome.OK and self.speedup is not None
+
+    @property
+    def key(self) -> str:
+        """The setting as text, also where it comes from a file."""
+        return json.dumps(self.config, sort_keys=True)
+
+    def against(self, other: Tried) -> Interval:
+        """The speed-up over another one's, where both are right."""
+        assert self.speedup
+        assert other.speedup
+        return ratio(self.speedup, other.speedup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(_Part):
+    """A model in a phase at a batch size.
+
+    Attributes:
+        message: why there is no result.
+        plain: ``torch.compile()`` without arguments.
+        best: eager mode where that is to be kept; None without a result.
+        settings: all that were tried, in the order of trials.
+    """
+
+    target: str
+    run: str
+    phase: str = ""
+    batch_size: int | None = None
+    verdict: Literal["faster", "keep_eager", "failed"] = "failed"
+    confidence: str = ""
+    message: str = ""
+    eager_call_s: float | None = None
+    eager_peak_memory_bytes: int | None = None
+    plain: Tried | None = None
+    best: Tried | None = None
+    settings: tuple[Tried, ...] = ()
+
+    @property
+    def name(self) -> tuple[str, str, int | None]:
+        return self.target, self.phase, self.batch_size
+
+    def gain(self, best: bool) -> Interval:
+        """The speed-up of the best setting, or of plain ``torch.compile()``; 1 without it."""
+        tried = self.best if best else self.plain
+        return tried.speedup if tried and tried.is_right and tried.speedup else _ONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(_Part):
+    """All of it, which ``suite.json`` holds; rows are made anew from the runs while it goes on."""
+
+    schema: int = SCHEMA
+    name: str
+    members: tuple[Member, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fixed: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    interrupted: bool = True  # until it has finished
+    wall_s: float = 0.0
+    rows: tuple[Row, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Suite:
+        """That of a folder, or of a ``suite.json``; a RunError if it is none."""
+        path = folder if folder.suffix == ".json" else folder / SUITE
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            demand_schema(path, data, SCHEMA)
+            suite: Suite = cls.from_dict(data)
+        except OSError as error:
+            hint = "autocompile suite timm   (begins one)"
+            raise RunError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{path} is damaged, or is no suite: {error}") from None
+        return suite
+
+    def share_right(self, best: bool) -> float | None:
+        """Of the rows, those with right results from the best setting, or plain torch.compile().
+
+        None where none of them was tried.
+        """
+        rows = [row for row in self.rows if best or row.plain or row.message]
+        tried = [row.best if best else row.plain for row in rows]
+        return sum(bool(t and t.is_right) for t in tried) / len(rows) if any(tried) else None
+
+    def geometric_mean(self, best: bool) -> float | None:
+        """Of the speed-ups of what is right."""
+        tried = [row.best if best else row.plain for row in self.rows]
+        logs = [math.log(t.speedup.value) for t in tried if t and t.is_right and t.speedup]
+        return math.exp(fmean(logs)) if logs else None
+
+    def best_for_all(self) -> tuple[Mapping[str, Any], float] | None:
+        """The one setting whose geometric mean is highest, of those tried in every row.
+
+        Where it fails it counts as eager mode, which a program would then have to run.
+        """
+        found: dict[str, list[float]] = {}
+        configs = {}
+        rows = [row for row in self.rows if row.settings]
+        for row in rows:
+            for tried in row.settings:
+                configs[tried.key] = tried.config
+                gain = tried.speedup.value if tried.is_right and tried.speedup else 1.0
+                found.setdefault(tried.key, []).append(math.log(gain))
+        means = {key: fmean(logs) for key, logs in found.items() if len(logs) == len(rows)}
+        if not means:
+            return None
+        best = max(means, key=lambda key: means[key])
+        return configs[best], math.exp(means[best])
+
+
+def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
+    """A row for each phase and batch size of a run's report."""
+    for name, phase in report.phases.items():
+        trials = [t for t in phase.trials if t.outcome is not Outcome.INTERRUPTED]
+        sizes = sorted({t.batch_size for t in trials}, key=lambda size: size or 0)
+        for size in sizes or [None]:
+            of_size = [t for t in trials if t.batch_size == size]
+            yield Row(
+                target=member.target,
+                run=run,
+                phase=name,
+                batch_size=size,
+                **_answer(phase, of_size, size),
+            )
+
+
+def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[str, Any]:
+    configs = {json.dumps(t.config, sort_keys=True): t.config for t in trials}
+    settings = [
+        _tried(config, [t for t in trials if t.config == config]) for config in configs.values()
+    ]
+    by_config = {t.key: t for t in settings}
+    eager = next((t for t in trials if _is(t.config, EAGER) and t.call_s), None)
+    beside = [t.eager_call_s for t in trials if t.eager_call_s]
+    plain = next((t for t in settings if _is(t.config, DEFAULT_INDUCTOR)), None)
+    answer: dict[str, Any] = {
+        "settings": tuple(t for t in settings if not _is(t.config, EAGER)),
+        "plain": plain,
+        "eager_call_s": fmean(beside) if beside else None,
+        "eager_peak_memory_bytes": eager.peak_memory_bytes if eager else None,
+        "message": phase.reason if phase.verdict == "failed" else "",
+        "confidence": phase.confidence.word if phase.confidence else "",
+    }
+    row = next((row for row in phase.sizes if row.batch_size == size), None)
+    if row is None:
+        return answer
+    config = phase.config_of(row.number)
+    found = by_config.get(json.dumps(config, sort_keys=True))
+    if not row.is_faster or found is None:
+        best = Tried(
+            config=EAGER.to_dict(), outcome=Outcome.OK, speedup=_ONE, call_s=answer["eager_call_s"]
+        )
+        return {**answer, "verdict": "keep_eager", "best": best}
+    best = Tried(**{**vars(found), "speedup": row.speedup})
+    return {**answer, "verdict": "faster", "best": best}
+
+
+def _tried(config: Mapping[str, Any], trials: list[Trial]) -> Tried:
+    """One setting from its trials: a failure counts before a figure, a race before the search."""
+    failed = next((t for t in trials if not t.ok), None)
+    raced = [t for t in trials if t.ok and t.speedup and t.role == "confirm"]
+    measured = raced or [t for t in trials if t.ok and t.speedup]
+    shown = failed or trials[0]
+    logs = [math.log(t.speedup.value) for t in measured if t.speedup]
+    calls = [t.call_s for t in measured if t.call_s]
+    return Tried(
+        config=config,
+        outcome=shown.outcome,
+        message=shown.message,
+        speedup=over_sets(logs) if logs and not failed else None,
+        call_s=fmean(calls) if calls else None,
+        compile_s=shown.compile_s,
+        graph_breaks=shown.graph_breaks,
+        peak_memory_bytes=shown.peak_memory_bytes,
+    )
+
+
+def _is(config: Mapping[str, Any], setting: CompileConfig) -> bool:
+    with contextlib.suppress(UsageError):  # of a newer version
+        return CompileConfig.from_dict(config) == setting
+    return False

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autocompile.report.text import label
-from autocompile.store.suite import Row, Suite, Tried
+from autocompile.store.report import Row, Suite, Tried
 
 Lines = Iterator[str]
 

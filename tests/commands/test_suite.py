@@ -22,8 +22,7 @@ from autocompile.report.suite import differences, document, to_csv, to_markdown
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome
-from autocompile.store.report import Report
-from autocompile.store.suite import Member, Row, Suite, Tried
+from autocompile.store.report import Member, Report, Row, Suite, Tried
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
 MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"
@@ -200,7 +199,7 @@ def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
     assert suite.interrupted
     assert {row.target for row in suite.rows} == {"a.py"}
     assert "2 of 3 models have no result yet" in document(suite).status
-    assert Path("suite/suite.html").exists()
+    assert Suite.read(Path("suite")).interrupted
 
 
 # A whole suite ------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from autocompile.settings import phases
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.runs import library_model, split_spec
 from autocompile.trial.target.calls import first_call, from_file, from_function
-from autocompile.trial.target.library import build_library, import_library
 from autocompile.trial.target.own_step import maker_of
 from autocompile.trial.target.target import Target, call_model
 
@@ -42,6 +41,8 @@ def import_target(spec: str) -> ModuleType:
     place, _ = split_spec(spec)
     sys.argv = [place]
     if library_model(spec):
+        from autocompile.trial.target.library import import_library
+
         return import_library(spec)
     if not (place.endswith(".py") or Path(place).is_file()):
         sys.path.append(os.getcwd())
@@ -68,6 +69,8 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     if calls is not None:
         module.get_calls = functools.partial(from_file, calls)  # type: ignore[attr-defined]
     if library_model(spec):
+        from autocompile.trial.target.library import build_library
+
         target = _with_user_functions(build_library(spec, module.library), module)
     elif not name:
         target = _from_module(module, place)
