@@ -205,12 +205,8 @@ def is_out(candidate: Candidate, leader: Candidate) -> bool:
 def plainness(c: Candidate, cheapest_s: float) -> tuple[bool, int, float]:
     """Sort key for equal settings: cheap to compile first, then few changes to torch's defaults."""
     compile_s = 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
-    return is_dearer(compile_s, cheapest_s), c.record.config.changes(), compile_s
-
-
-def is_dearer(compile_s: float, other_s: float) -> bool:
-    """Whether it takes clearly longer to compile."""
-    return compile_s > 1.25 * other_s + 0.25
+    is_clearly_longer = compile_s > 1.25 * cheapest_s + 0.25
+    return is_clearly_longer, c.record.config.changes(), compile_s
 
 
 def _speed(c: Candidate) -> float:

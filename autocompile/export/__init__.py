@@ -5,7 +5,6 @@ Each exporter is one function from the report to text.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 from autocompile.errors import ExportError, UsageError
@@ -41,12 +40,9 @@ FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
 def export(report: Report, to: str) -> str:
     """The result in one of :data:`FORMATS`, or an ExportError if that cannot express it."""
     if to not in _EXPORTERS:
-        close = difflib.get_close_matches(to.lower(), FORMATS, n=1, cutoff=0.5)
-        raise UsageError(
-            f"unknown export format {to!r}",
-            f"choose from: {', '.join(FORMATS)}",
-            hint=command(report, f"--to {close[0] if close else 'python'}"),
-        )
+        known = ", ".join(FORMATS)
+        what = f"unknown export format {to!r} (choose from: {known})"
+        raise UsageError(what, hint=command(report, "--to python"))
     text = _EXPORTERS[to](report)
     return text if to == "json" else "".join(map(comment, unconfirmed(report))) + text
 

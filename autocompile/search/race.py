@@ -55,8 +55,6 @@ class Race:
     _alone: set[int] = field(default_factory=set)  # failed beside others: run with none
     _given_up: set[Cell] = field(default_factory=set)  # its race failed outside any setting
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
-    # By how many records.
-    _decided: tuple[int, list[tuple[Cell, Decision]]] = field(default_factory=lambda: (0, []))
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over."""
@@ -142,16 +140,14 @@ class Race:
 
     def _decisions(self) -> list[tuple[Cell, Decision]]:
         """Of each phase and batch size, the user's own first, and of each phase in turn."""
-        records = self.study.records
-        if self._decided[0] != len(records):
-            ranked: list[tuple[int, Cell, Decision]] = []
-            for phase, first in self.own_sizes.items():
-                decisions = decide_all((r for r in records if r.phase == phase), self.limits)
-                order = sorted(decisions, key=lambda size: (size != first, -(size or 0)))
-                ranked += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
-            ranked.sort(key=lambda each: each[0])
-            self._decided = len(records), [(cell, decision) for _, cell, decision in ranked]
-        return [each for each in self._decided[1] if each[0] not in self._given_up]
+        ranked: list[tuple[int, Cell, Decision]] = []
+        for phase, first in self.own_sizes.items():
+            mine = (r for r in self.study.records if r.phase == phase)
+            decisions = decide_all(mine, self.limits)
+            order = sorted(decisions, key=lambda size: (size != first, -(size or 0)))
+            ranked += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
+        ranked.sort(key=lambda each: each[0])
+        return [(cell, made) for _, cell, made in ranked if cell not in self._given_up]
 
     def _tries(self, c: Candidate) -> int:
         """In how many sets it was, those left out included."""

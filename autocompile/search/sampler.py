@@ -62,23 +62,20 @@ class ListedSampler(BaseSampler):
     """A sampler over a list of settings: all that may be tried, of all phases and batch sizes.
 
     The user's own batch size of each phase has priority.
-
-    Attributes:
-        baselines: plain ``torch.compile()`` of each phase at the user's own batch size.
-        limit_s: seconds that a trial may take; what is expected to take longer is not begun.
-        baseline_alone: whether nothing may run beside a baseline.
     """
 
     def __init__(
         self, settings: Sequence[Setting], own_sizes: Mapping[str, int | None] | None = None
     ) -> None:
-        self.settings, self.limit_s = tuple(settings), math.inf
-        self.baseline_alone = True
+        self.settings = tuple(settings)
+        self.limit_s = math.inf  # of a trial; what is expected to take longer is not begun
+        self.baseline_alone = True  # whether nothing may run beside a baseline
         sizes = own_sizes or {}
         self._is_own = np.array(
             [s.batch_size == sizes.get(s.phase, s.batch_size) for s in settings]
         )
         self._is_baseline = self._is_own & [s.config == DEFAULT_INDUCTOR for s in settings]
+        # Plain torch.compile() of each phase.
         self.baselines = {self.settings[i] for i in np.flatnonzero(self._is_baseline)}
         # Without parameters that have only one value.
         self.distributions: dict[str, BaseDistribution] = {

@@ -129,17 +129,17 @@ def test_every_format_refuses_a_report_of_nothing(
             export(report, to)
 
 
-def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(rl: Report) -> None:
+def test_an_unknown_format_is_a_usage_error_that_names_those_that_are_known(rl: Report) -> None:
     with pytest.raises(UsageError, match="unknown export format 'rlib'") as caught:
         export(rl, "rlib")
-    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
+    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
 
 def test_a_command_to_paste_holds_a_runs_name_as_one_word(rl: Report) -> None:
     rl["run_dir"] = "runs/x; touch stolen"
     with pytest.raises(UsageError) as caught:
         export(rl, "rlib")
-    assert caught.value.hint == "autocompile export 'x; touch stolen' --to rllib"
+    assert caught.value.hint == "autocompile export 'x; touch stolen' --to python"
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
