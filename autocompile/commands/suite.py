@@ -165,7 +165,7 @@ class Runner:
 
     def _share_s(self, members: int) -> float | None:
         """Of the first runs, where what one does not use is the others'."""
-        if self.budget_s is None:
+        if self.budget_s is None or self.suite.fixed:  # which tries everything that is named
             return None
         first = self._left_s() - (1 - _FIRST) * self.budget_s
         return max(_LEAST_S, first / members)

@@ -107,10 +107,11 @@ def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
     if not suite.fixed:
         return
     for row in rows:
-        eager = 1 / row.eager_call_s if row.eager_call_s else None
         title = f"{_model(row)}, batch size {show.or_dash(row.batch_size)}"
         cells = []
         for tried in row.settings:
+            beside = tried.eager_call_s or row.eager_call_s
+            eager = 1 / beside if beside else None
             rate = 1 / tried.call_s if tried.call_s else None
             change: Text = Span(_outcome(tried), "error")
             if tried.is_right and tried.speedup:

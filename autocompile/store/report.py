@@ -369,6 +369,7 @@ class Tried(_Part):
     message: str = ""
     speedup: Interval | None = None
     call_s: float | None = None
+    eager_call_s: float | None = None  # beside it, in the same processes
     compile_s: float | None = None
     graph_breaks: int | None = None
     peak_memory_bytes: int | None = None
@@ -547,12 +548,14 @@ def _tried(config: Mapping[str, Any], trials: list[Trial]) -> Tried:
     shown = failed or trials[0]
     logs = [math.log(t.speedup.value) for t in measured if t.speedup]
     calls = [t.call_s for t in measured if t.call_s]
+    eager = [t.eager_call_s for t in measured if t.eager_call_s]
     return Tried(
         config=config,
         outcome=shown.outcome,
         message=shown.message,
         speedup=over_sets(logs) if logs and not failed else None,
         call_s=fmean(calls) if calls else None,
+        eager_call_s=fmean(eager) if eager else None,
         compile_s=shown.compile_s,
         graph_breaks=shown.graph_breaks,
         peak_memory_bytes=shown.peak_memory_bytes,

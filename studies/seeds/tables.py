@@ -39,7 +39,7 @@ def forward_exploration(suite: Suite) -> Lines:
         yield ""
         yield from header("batch_size", "no compile throughput", "compiled throughput", "Speedup")
         for row, tried in found:
-            plain = calls_per_s(row.eager_call_s)
+            plain = calls_per_s(tried.eager_call_s or row.eager_call_s)
             if tried.speedup is None:
                 why = f"{tried.outcome.value}: {tried.message[:120]}"
                 yield f"| {row.batch_size} | {plain} | – | {why} |"
@@ -53,7 +53,7 @@ def adam(suite: Suite) -> Lines:
     """As the recipe: microseconds of a step."""
     (row,) = suite.rows
     yield from header("step", "µs", "speed-up")
-    yield f"| eager | {1e6 * (row.eager_call_s or 0):.0f} | |"
+    yield f"| eager | {1e6 * (row.eager_call_s or 0):.0f} | 1 |"
     for tried in row.settings:
         gain = "" if tried.speedup is None else f"{tried.speedup.value:.2f}"
         micro = "–" if tried.call_s is None else f"{1e6 * tried.call_s:.0f}"
