@@ -16,7 +16,7 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
-from autocompile.trial.measure.timing import Parts, Timed
+from autocompile.trial.measure.timing import Parts, Timed, keep_freed_memory
 from autocompile.trial.target.calls import Calls, kinds, other_values
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side
@@ -71,6 +71,7 @@ class Comparison:
         compiles: bool,
     ) -> None:
         self.request, self.channel = request, channel
+        keep_freed_memory()
         self.target = load(request, channel)
         device = self.target.device
         self.synchronize = telemetry.synchronizer(device)
