@@ -93,17 +93,19 @@ def suite(
         wait=wait,
     )
     document = shown.document(found, earlier)
+    changes = shown.differences(found, earlier) if earlier else {}
+    data = {**found.to_dict(), **({"against": changes} if earlier else {})}
+    print_or_draw(data, as_json, lambda console: Page(console).document(document, verbose))
     write(folder / "suite.html", as_page(document))
     for path, text in ((csv, shown.to_csv(found)), (markdown, shown.to_markdown(document))):
         if path is not None:
             write(path, text)
-    changes = shown.differences(found, earlier) if earlier else {}
-    data = {**found.to_dict(), **({"against": changes} if earlier else {})}
-    print_or_draw(data, as_json, lambda console: Page(console).document(document, verbose))
     tell(f"\nAll of it: {folder / 'suite.html'}")
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    lost = [*changes.get("slower", ()), *changes.get("broke", ())]
+    lost = [name for word in ("slower", "broke", "missing") for name in changes.get(word, ())]
+    if require and not any(row.best for row in found.rows):
+        lost = lost or ["there is nothing to compare"]
     if require and lost:
         say(f"gate: {'; '.join(lost)}")
         raise typer.Exit(ExitCode.GATE)

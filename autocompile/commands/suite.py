@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.errors import AutocompileError, RunError, TargetError, UsageError
+from autocompile.errors import AutocompileError, RunError, TargetError, UsageError, first_words
 from autocompile.space.space import USUAL_PHASES, SearchSpace
 from autocompile.store import runs
 from autocompile.store.files import write_json
@@ -66,7 +66,8 @@ def members_of(
             if lost := {*given} - {*_KEYS}:
                 raise ValueError(f"{min(lost)} is no key")
             one: Member = Member.from_dict({**given, "folder": ""})
-        except (TypeError, ValueError) as error:
+            SearchSpace(batch_sizes=one.batch_sizes)
+        except (TypeError, ValueError, UsageError) as error:
             raise UsageError(
                 f"{what}: {model!r} is no model: {error}",
                 hint='{ target = "model.py", phases = ["forward"], batch_sizes = [1, 16] }',
@@ -92,7 +93,7 @@ def _lists() -> dict[str, list[Any]]:
 
 
 def _is_target(path: Path) -> bool:
-    text = path.read_text("utf-8", "replace")
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
     return bool(re.search(r"^def get_model\b|^def get_init_inputs\b", text, re.MULTILINE))
 
 
@@ -138,6 +139,7 @@ class Runner:
     def run(self) -> Suite:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        done = {m.folder for m in self.suite.members if self._is_at_an_end(m)}
         self._save(True)
         least_s = _LEAST_S * len(self.suite.members)
         if self.budget_s is not None and self.budget_s < least_s:
@@ -148,7 +150,7 @@ class Runner:
         try:
             for number, member in enumerate(self.suite.members):
                 left = len(self.suite.members) - number
-                if self._is_at_an_end(member) or self._left_s() < _LEAST_S / 2:
+                if member.folder in done or self._left_s() < _LEAST_S / 2:
                     continue
                 self._tune(member, self._share_s(left), f"{number + 1} of {number + left}")
             while promising := self._most_promising():
@@ -220,9 +222,12 @@ class Runner:
         environment: Mapping[str, Any] = self.suite.environment
         for member in self.suite.members:
             run = str(self.folder / member.folder)
-            if message := self._errors.get(member.folder):
+            message = self._errors.get(member.folder)
+            if message and member.folder not in self._reports:
                 phase = (member.phases or ("",))[0]
-                rows.append(Row(target=member.target, run=run, phase=phase, message=message))
+                for size in member.batch_sizes or (None,):
+                    failed = Row(target=member.target, run=run, phase=phase, batch_size=size)
+                    rows.append(dataclasses.replace(failed, message=message))
             for kind, report in self._reports.get(member.folder, {}).items():
                 environment = environment or report.environment
                 one = dataclasses.replace(member, target=member.target + f" ({kind})" * bool(kind))
@@ -276,8 +281,14 @@ def run_suite(
         suite = Suite.read(folder)
         if what not in (None, suite.name):
             raise UsageError(f"{folder} is of the suite {suite.name}, and not of {what}")
-        options = {**options, **suite.options}
-        space = _of_words(suite.options["space"])
+        asked = [name for name in _KEPT if options.get(name) is not None]
+        if fixed or phases or asked or (space or SearchSpace()) != SearchSpace():
+            raise UsageError(
+                f"{folder} goes on with what it was begun with, and other options are given",
+                hint="autocompile suite --resume   (with a --budget), or a new suite",
+            )
+        kept = {name: suite.options[name] for name in _KEPT if name in suite.options}
+        options, space = {**options, **kept}, _of_words(suite.options.get("space", {}))
     else:
         space = space or SearchSpace()
         if what is None:
@@ -285,6 +296,8 @@ def run_suite(
             raise UsageError("no suite is named", hint=hint)
         members = members_of(what, phases, space.batch_sizes)
         folder = run_dir or runs.new_folder(Path(what).stem).path
+        if run_dir and run_dir.exists() and any(run_dir.iterdir()):
+            raise RunError(f"the folder {run_dir} is not empty", hint="another, or --resume")
         kept = {name: options[name] for name in _KEPT if options.get(name) is not None}
         kept["space"] = {name: value for name, value in vars(space).items() if value is not None}
         suite = Suite(name=what, members=members, fixed=fixed, options=kept)
@@ -308,7 +321,9 @@ def run_suite(
             return {"": result.report}
         from autocompile.commands.cluster import tune_all
 
-        outcome = tune_all(member.target, ray=ray, **given)
+        outcome = tune_all(member.target, ray=ray, show=progress, **given)
+        for kind, error in outcome.errors.items():
+            say(f"error: {member.target} on {kind}: {first_words(error)}")
         if not outcome.results:
             raise next(iter(outcome.errors.values()))
         return {kind: result.report for kind, result in outcome.results.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import NormalDist
@@ -15,6 +16,7 @@ from autocompile.store.report import Row, Suite, Tried
 
 _TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "memory")
 _RIGHT = range(1, 5)
+_MARKS = re.compile(r"[\\`*_{}\[\]()<>#|!~]")  # of Markdown
 _METHOD = "Each model has a run of its own; its report says how it was measured."
 _LONG = 48  # characters of a model's name with its options
 
@@ -71,7 +73,9 @@ def _outcome(tried: Tried) -> str:
 
 def _model(row: Row) -> str:
     """The model without its library; of long options the first, and how they differ at the end."""
-    name = show.plain(row.target).partition(":")[2] or show.plain(row.target)
+    name = show.plain(row.target)
+    library, _, model = name.partition(":")
+    name = model if library.isalpha() and model else name
     return name if len(name) <= _LONG else f"{name[: _LONG - 9]}…{name[-8:]}"
 
 
@@ -106,7 +110,7 @@ def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
     """Each setting by model and batch size, as RLlib's appendix; of given settings only."""
     if not suite.fixed:
         return
-    for row in rows:
+    for row in filter(lambda row: row.settings, rows):
         title = f"{_model(row)}, batch size {show.or_dash(row.batch_size)}"
         cells = []
         for tried in row.settings:
@@ -128,10 +132,16 @@ def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
 def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     """What became slower or faster by more than the noise, what broke and what works now.
 
-    Speed-ups over eager mode are compared, so that another machine is no difference by itself; an
-    interval is so wide that in 19 of 20 comparisons of suites no row is named by chance.
+    Speed-ups over eager mode are compared, so that another machine is no difference by itself; the
+    more there are, the larger a difference has to be.
     """
-    found: dict[str, list[str]] = {"slower": [], "broke": [], "faster": [], "works now": []}
+    words = ("slower", "broke", "missing", "faster", "works now")
+    found: dict[str, list[str]] = {word: [] for word in words}
+    rows = [row.name for row in now.rows]
+    for row in earlier.rows:
+        if row.best and row.name not in rows:
+            size = show.or_dash(row.batch_size)
+            found["missing"].append(f"{_model(row)}, {row.phase}, batch size {size}")
     pairs = [*_pairs(now, earlier)]
     wide = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs))) / NormalDist().inv_cdf(0.975)
     for name, old, new in pairs:
@@ -170,12 +180,13 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
 def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
     rows = {row.name for row in earlier.rows}
     both = [row for row in now.rows if row.name in rows]
-    yield Line("Compared", (f"{show.many(len(both), 'row')} with the same in {earlier.name}",))
+    count = show.many(len(both), "row")
+    yield Line("Compared", (f"{count} with the same in {show.plain(earlier.name)}",))
     for key in ("torch", "device_name", "cpu"):
         a, b = (show.plain(one.environment.get(key, show.NONE)) for one in (earlier, now))
         if a != b:
             yield Line("Differs", (f"{key}: {a} → {b}",))
-    kinds = {"slower": "error", "broke": "error"}
+    kinds = dict.fromkeys(("slower", "broke", "missing"), "error")
     for word, names in differences(now, earlier).items():
         for name in names:
             yield Line(word.capitalize(), (name,), kinds.get(word, "good"))
@@ -209,7 +220,7 @@ def to_csv(suite: Suite) -> str:
             writer.writerow(
                 (
                     device,
-                    row.target,
+                    _cell(row.target),
                     row.batch_size,
                     gain,
                     _number(tried.call_s if tried else None, 1e3),
@@ -221,10 +232,16 @@ def to_csv(suite: Suite) -> str:
                     tried.graph_breaks if tried else None,
                     row.phase,
                     show.label(tried.config) if tried and setting == "best" else setting,
-                    show.plain(row.message or (tried.message if tried and not right else "")),
+                    _cell(row.message or (tried.message if tried and not right else "")),
                 )
             )
     return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    words = show.plain(text).encode("utf-8", "replace").decode("utf-8")
+    return f"'{words}" if words[:1] in ("=", "+", "-", "@") else words
 
 
 def _number(value: float | None, factor: float = 1.0) -> str:
@@ -260,9 +277,4 @@ def _line(line: Line) -> str:
 
 def _flat(text: Text) -> str:
     """A text in Markdown, in which nothing of a run is markup."""
-    parts = []
-    for span in spans(text):
-        words = span.text.replace("|", "\\|").replace("\n", " ")
-        is_code = span.kind == "code" and words and "`" not in words
-        parts.append(f"`{words}`" if is_code else words.replace("<", "&lt;").replace("_", "\\_"))
-    return "".join(parts)
+    return "".join(_MARKS.sub(r"\\\g<0>", show.plain(span.text)) for span in spans(text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +17,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from autocompile.errors import RunError, UsageError
-from autocompile.estimate.intervals import Interval, over_sets, ratio
+from autocompile.estimate.intervals import Interval, between_runs, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import demand_schema, known, of_fields, plain
@@ -451,10 +452,15 @@ class Suite(_Part):
             data = json.loads(path.read_text("utf-8"))
             demand_schema(path, data, SCHEMA)
             suite: Suite = cls.from_dict(data)
+            tried = [t for row in suite.rows for t in (row.plain, row.best, *row.settings) if t]
+            if not all(0 < t.speedup.low <= t.speedup.high for t in tried if t.speedup):
+                raise ValueError("a speed-up is not above 0")
+            if odd := next((m for m in suite.members if Path(m.folder).name != m.folder), None):
+                raise ValueError(f"{odd.folder!r} is no name of a folder")
         except OSError as error:
             hint = "autocompile suite timm   (begins one)"
             raise RunError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged, or is no suite: {error}") from None
         return suite
 
@@ -476,21 +482,25 @@ class Suite(_Part):
     def best_for_all(self) -> tuple[Mapping[str, Any], float] | None:
         """The one setting whose geometric mean is highest, of those tried in every row.
 
-        Where it fails it counts as eager mode, which a program would then have to run.
+        Where it fails it counts as eager mode, which a program would then have to run. None where
+        eager mode is the best, or no setting is right in most rows.
         """
         found: dict[str, list[float]] = {}
-        configs = {}
+        configs, right = {}, Counter[str]()
         rows = [row for row in self.rows if row.settings]
         for row in rows:
             for tried in row.settings:
                 configs[tried.key] = tried.config
+                right[tried.key] += tried.is_right
                 gain = tried.speedup.value if tried.is_right and tried.speedup else 1.0
                 found.setdefault(tried.key, []).append(math.log(gain))
-        means = {key: fmean(logs) for key, logs in found.items() if len(logs) == len(rows)}
-        if not means:
-            return None
-        best = max(means, key=lambda key: means[key])
-        return configs[best], math.exp(means[best])
+        means = {
+            key: fmean(logs)
+            for key, logs in found.items()
+            if len(logs) == len(rows) and right[key] > len(rows) / 2
+        }
+        best = max(means, key=lambda key: means[key], default="")
+        return (configs[best], math.exp(means[best])) if means.get(best, 0.0) > 0 else None
 
 
 def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
@@ -553,7 +563,7 @@ def _tried(config: Mapping[str, Any], trials: list[Trial]) -> Tried:
         config=config,
         outcome=shown.outcome,
         message=shown.message,
-        speedup=over_sets(logs) if logs and not failed else None,
+        speedup=between_runs(over_sets(logs)) if logs and not failed else None,
         call_s=fmean(calls) if calls else None,
         eager_call_s=fmean(eager) if eager else None,
         compile_s=shown.compile_s,

@@ -86,7 +86,8 @@ def latest_of(spec: str, pattern: str) -> Path:
     for path in reversed(every(under, [pattern])):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             run = json.loads((path / "run.json").read_text("utf-8"))
-            if is_same_target(str(run["plan"]["target"]), spec):
+            is_of_a_suite = (path.parent / "suite.json").exists()
+            if is_same_target(str(run["plan"]["target"]), spec) and not is_of_a_suite:
                 return path
     place = "on a cluster" if pattern == ON_CLUSTER else "on this machine"
     raise RunError(

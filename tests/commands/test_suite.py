@@ -287,12 +287,13 @@ def test_a_failure_is_part_of_the_rate_and_not_of_the_mean() -> None:
 def test_one_setting_for_all_counts_as_eager_where_it_fails() -> None:
     wrong_lite = replace(WRONG, config=LITE.to_dict())
     a, b = row("a", tried(1.3), tried(2.0, LITE)), row("b", tried(1.3), wrong_lite)
-    found = suite_of(a, b).best_for_all()
-    assert found == (LITE.to_dict(), pytest.approx(2.0**0.5))
-    assert suite_of(row("a", tried(1.3)), b).best_for_all() == (
-        DEFAULT_INDUCTOR.to_dict(),
-        pytest.approx(1.3),
-    )
+    both, plain = LITE.to_dict(), DEFAULT_INDUCTOR.to_dict()
+    again = replace(a, target="c")
+    assert suite_of(a, b, again).best_for_all() == (both, pytest.approx(4.0 ** (1 / 3)))
+    assert suite_of(a, b).best_for_all() == (plain, pytest.approx(1.3))  # right in half only
+    assert suite_of(row("a", tried(1.3)), b).best_for_all() == (plain, pytest.approx(1.3))
+    slow = row("a", tried(0.5))
+    assert suite_of(slow, slow).best_for_all() is None
 
 
 def test_what_became_slower_broke_or_works_now() -> None:
@@ -335,6 +336,53 @@ def test_nothing_of_a_run_is_markup_in_markdown() -> None:
     assert "<b>" not in text
     assert "<i>" not in text
     assert not any(line.startswith("# z") for line in text.splitlines())
+
+
+def test_what_has_no_result_any_more_is_missing() -> None:
+    before = suite_of(row("a", tried(1.5)), row("b", tried(1.5)))
+    assert differences(suite_of(row("a", tried(1.5))), before)["missing"] == [
+        "b, forward, batch size 8"
+    ]
+    lost = Row(target="b", run="b", phase="forward", batch_size=8, message="no weights")
+    broke = differences(suite_of(row("a", tried(1.5)), lost), before)["broke"]
+    assert broke == ["b, forward, batch size 8, the best: no weights"] or "no weights" in broke[0]
+
+
+def test_no_spreadsheet_takes_a_name_for_a_formula() -> None:
+    text = to_csv(suite_of(row("=HYPERLINK(1)", replace(WRONG, message="@x"))))
+    rows = [*csv.DictReader(io.StringIO(text))]
+    assert rows[0]["name"] == "'=HYPERLINK(1)"
+    assert rows[0]["reason"] == "'@x"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["rows"][0]["plain"]["speedup"].update(low=0.0),
+        lambda data: data["members"][0].update(folder="../elsewhere"),
+        lambda data: data.update(rows=3),
+    ],
+)
+def test_a_hostile_file_is_one_paragraph(tmp_path: Path, change: Any) -> None:
+    data = json.loads(json.dumps(suite_of(row("a", tried(1.5))).to_dict()))
+    change(data)
+    (tmp_path / "suite.json").write_text(json.dumps(data))
+    with pytest.raises(RunError, match="damaged"):
+        Suite.read(tmp_path)
+
+
+def test_a_folder_that_is_not_empty_is_no_place_for_a_suite(models: Path) -> None:
+    with pytest.raises(RunError, match="is not empty"):
+        run_suite(str(models), run_dir=models, say=lambda _: None)
+
+
+def test_options_beside_resume_are_not_ignored(models: Path) -> None:
+    suite = suite_of(row("a", tried(1.5)))
+    folder = Path("runs/list-0001")
+    folder.mkdir(parents=True)
+    (folder / "suite.json").write_text(json.dumps(suite.to_dict()))
+    with pytest.raises(UsageError, match="goes on with what it was begun with"):
+        run_suite(None, resume=True, phases=("train_step",), say=lambda _: None)
 
 
 def test_a_damaged_file_is_one_paragraph(tmp_path: Path) -> None:
