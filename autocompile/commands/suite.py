@@ -288,7 +288,7 @@ def run_suite(
                 hint="autocompile suite --resume   (with a --budget), or a new suite",
             )
         kept = {name: suite.options[name] for name in _KEPT if name in suite.options}
-        options, space = {**options, **kept}, _of_words(suite.options.get("space", {}))
+        options, space = {**options, **kept}, _space_of(suite.options.get("space", {}))
     else:
         space = space or SearchSpace()
         if what is None:
@@ -335,7 +335,7 @@ _KEPT = ("effort", "device", "seed", "tolerance")
 """Options that a run is begun with and that a resumed one has."""
 
 
-def _of_words(space: Mapping[str, Any]) -> SearchSpace:
+def _space_of(space: Mapping[str, Any]) -> SearchSpace:
     pairs = {name: tuple(values) for name, values in space.items()}
     return SearchSpace(**pairs)
 
