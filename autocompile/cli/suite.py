@@ -82,7 +82,8 @@ def suite(
         resume=resume,
         ray=ray,
         progress=progress,
-        say=tell,
+        say=say,
+        note=tell,
         effort=effort,
         device=device,
         tolerance=tolerance,
@@ -92,8 +93,8 @@ def suite(
         memory_limit_bytes=memory_limit,
         wait=wait,
     )
-    document = shown.document(found, earlier)
     changes = shown.differences(found, earlier) if earlier else {}
+    document = shown.document(found, earlier)
     data = {**found.to_dict(), **({"against": changes} if earlier else {})}
     print_or_draw(data, as_json, lambda console: Page(console).document(document, verbose))
     write(folder / "suite.html", as_page(document))

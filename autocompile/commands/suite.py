@@ -7,14 +7,22 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
+from importlib import resources, util
 from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.errors import AutocompileError, RunError, TargetError, UsageError, first_words
+from autocompile.errors import (
+    AutocompileError,
+    NothingWorked,
+    RunError,
+    TargetError,
+    UsageError,
+    first_words,
+)
 from autocompile.space.space import USUAL_PHASES, SearchSpace
 from autocompile.store import runs
 from autocompile.store.files import write_json
@@ -72,9 +80,10 @@ def members_of(
                 f"{what}: {model!r} is no model: {error}",
                 hint='{ target = "model.py", phases = ["forward"], batch_sizes = [1, 16] }',
             ) from None
-        usual = USUAL_PHASES if runs.library_model(one.target) else None
-        asked = phases or one.phases or usual
-        sizes = batch_sizes or one.batch_sizes or (_BATCH_SIZE,)
+        # A file has phases and sizes of its own; its inputs may be of a single size.
+        usual = (USUAL_PHASES, (_BATCH_SIZE,)) if runs.library_model(one.target) else (None, None)
+        asked = phases or one.phases or usual[0]
+        sizes = batch_sizes or one.batch_sizes or usual[1]
         for phase in asked or (None,):
             name = runs.short_name(one.target) + (f".{phase}" if phase else "")
             count = sum(m.folder == name or m.folder.startswith(f"{name}+") for m in found)
@@ -120,7 +129,8 @@ class Runner:
     Attributes:
         budget_s: of the whole; None: each as long as its effort says.
         tune: makes a run and gives the reports of it, by a word that tells several apart.
-        say: tells the user where it is.
+        say: tells the user of errors.
+        note: tells the user where it is.
     """
 
     folder: Path
@@ -128,6 +138,7 @@ class Runner:
     budget_s: float | None
     tune: Callable[..., Mapping[str, Report]]
     say: Callable[[str], None]
+    note: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -135,6 +146,8 @@ class Runner:
         self._earlier_s = self.suite.wall_s
         self._errors: dict[str, str] = {}
         self._reports: dict[str, Mapping[str, Report]] = {}
+        self._hopeless: set[str] = set()  # with another error than that nothing has worked yet
+        self._again = Counter[str]()  # how often a run got some of the rest of the budget
 
     def run(self) -> Suite:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
@@ -154,8 +167,9 @@ class Runner:
                     continue
                 self._tune(member, self._share_s(left), f"{number + 1} of {number + left}")
             while promising := self._most_promising():
-                open_ = sum(self._worth(m) > _WORTH for m in self.suite.members)
-                self._tune(promising, max(_LEAST_S, self._left_s() / max(1, open_)), "once more")
+                one, share_s = promising
+                self._again[one.folder] += 1
+                self._tune(one, max(_LEAST_S, share_s), "once more")
         except KeyboardInterrupt:
             return self._save(True)
         return self._save(False)
@@ -175,18 +189,19 @@ class Runner:
     def _tune(self, member: Member, budget_s: float | None, which: str) -> None:
         phases = "" if member.phases is None else f", {', '.join(member.phases)}"
         share = "" if budget_s is None else f", {budget_s:.0f} s"
-        self.say(f"{which}: {member.target}{phases}{share}")
+        self.note(f"{which}: {member.target}{phases}{share}")
         folder = self.folder / member.folder
         try:
             found = self.tune(member, bool(_runs(folder)), budget_s=budget_s, run_dir=folder)
             self._reports[member.folder] = found
             self._errors.pop(member.folder, None)
-        except RunError:
-            raise  # of the machine or the folder
         except AutocompileError as error:
-            if isinstance(error, UsageError) and not isinstance(error, TargetError):
-                raise
+            is_asked = isinstance(error, UsageError) and not isinstance(error, TargetError)
+            if is_asked and not self._reports and not self._errors:
+                raise  # of the request, and so of all models
             self._errors[member.folder] = error.what
+            if not isinstance(error, NothingWorked):
+                self._hopeless.add(member.folder)
             self.say(f"error: {error.text()}")
         self._save(True)
         if any(report.interrupted for report in self._reports.get(member.folder, {}).values()):
@@ -203,31 +218,41 @@ class Runner:
 
     def _worth(self, member: Member) -> float:
         """The gain that the untried settings of a run may still bring."""
-        if member.folder in self._errors:
+        if member.folder in self._hopeless:
             return 0.0
         paths = _runs(self.folder / member.folder).values()
         every = [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
         spaces = [space for run in every for space in run.get("spaces", {}).values()]
         return max((row["likely"] for one in spaces for row in one.get("rest", ())), default=0.0)
 
-    def _most_promising(self) -> Member | None:
-        """The member that the rest of the budget may bring most; None where there is none."""
-        if self.budget_s is None or self._left_s() < _LEAST_S or self.suite.fixed:
+    def _most_promising(self) -> tuple[Member, float] | None:
+        """The member that the rest of the budget may bring most, and its share in seconds.
+
+        Each gets one before any gets another; None where there is nothing to win.
+        """
+        left_s = self._left_s()
+        if self.budget_s is None or left_s < _LEAST_S or self.suite.fixed:
             return None
-        best = max(self.suite.members, key=self._worth)
-        return best if self._worth(best) > _WORTH else None
+        worth = {m.folder: self._worth(m) for m in self.suite.members}
+        members = [m for m in self.suite.members if worth[m.folder] > _WORTH]
+        if not members:
+            return None
+        least = min(self._again[m.folder] for m in members)
+        turn = [m for m in members if self._again[m.folder] == least]
+        return max(turn, key=lambda m: worth[m.folder]), left_s / len(turn)
 
     def _save(self, interrupted: bool) -> Suite:
         rows: list[Row] = []
         environment: Mapping[str, Any] = self.suite.environment
         for member in self.suite.members:
             run = str(self.folder / member.folder)
-            message = self._errors.get(member.folder)
-            if message and member.folder not in self._reports:
+            message = self._errors.get(member.folder, "not begun")
+            if member.folder not in self._reports:
                 phase = (member.phases or ("",))[0]
                 for size in member.batch_sizes or (None,):
-                    failed = Row(target=member.target, run=run, phase=phase, batch_size=size)
-                    rows.append(dataclasses.replace(failed, message=message))
+                    none = Row(target=member.target, run=run, phase=phase, batch_size=size)
+                    verdict = "failed" if member.folder in self._errors else "not_run"
+                    rows.append(dataclasses.replace(none, verdict=verdict, message=message))
             for kind, report in self._reports.get(member.folder, {}).items():
                 environment = environment or report.environment
                 one = dataclasses.replace(member, target=member.target + f" ({kind})" * bool(kind))
@@ -262,6 +287,7 @@ def run_suite(
     ray: str | None = None,
     progress: str = "none",
     say: Callable[[str], None] = print,
+    note: Callable[[str], None] = print,
     **options: Any,
 ) -> tuple[Path, Suite]:
     """Tune every model of a suite; the folder of its runs, and its rows.
@@ -295,6 +321,8 @@ def run_suite(
             hint = "autocompile suite timm   (or a folder of targets, or list.toml)"
             raise UsageError("no suite is named", hint=hint)
         members = members_of(what, phases, space.batch_sizes)
+        if what in runs.LIBRARIES and util.find_spec(what) is None:
+            raise UsageError(f"{what} is not installed", hint=f"pip install {what}")
         folder = run_dir or runs.new_folder(Path(what).stem).path
         if run_dir and run_dir.exists() and any(run_dir.iterdir()):
             raise RunError(f"the folder {run_dir} is not empty", hint="another, or --resume")
@@ -306,7 +334,12 @@ def run_suite(
         space, options["effort"] = space.without_a_search(), "full"
     elif budget_s is None:
         options["effort"] = options.get("effort") or "quick"
-    waits = iter([options.pop("wait", False)])
+    if ray is None:
+        from autocompile.execute.exclusive import held
+
+        with held("autocompile suite", say, options.pop("wait", False)):
+            pass  # another command ends this one here only: between two models it is waited for
+    options["wait"] = True
 
     def tune(member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
         given = {**options, **more, "resume": resume}
@@ -316,8 +349,7 @@ def run_suite(
             given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
             given["phases"] = member.phases
         if ray is None:
-            wait = next(waits, True)  # another command may have begun between two models
-            result = api.tune(member.target, wait=wait, progress=progress, **given)
+            result = api.tune(member.target, progress=progress, **given)
             return {"": result.report}
         from autocompile.commands.cluster import tune_all
 
@@ -328,7 +360,7 @@ def run_suite(
             raise next(iter(outcome.errors.values()))
         return {kind: result.report for kind, result in outcome.results.items()}
 
-    return folder, Runner(folder, suite, budget_s, tune, say).run()
+    return folder, Runner(folder, suite, budget_s, tune, say, note).run()
 
 
 _KEPT = ("effort", "device", "seed", "tolerance")

@@ -14,10 +14,11 @@ from autocompile.report import text as show
 from autocompile.report.document import Document, Line, Section, Span, Table, Text, spans
 from autocompile.store.report import Row, Suite, Tried
 
-_TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "memory")
-_RIGHT = range(1, 5)
+_TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "breaks", "memory")
+_RIGHT = (1, 2, 3, 4, 7)
 _MARKS = re.compile(r"[\\`*_{}\[\]()<>#|!~]")  # of Markdown
 _METHOD = "Each model has a run of its own; its report says how it was measured."
+_ANSWER = ("", "rows", "right", "geometric mean")
 _LONG = 48  # characters of a model's name with its options
 
 
@@ -26,14 +27,13 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
     phases = dict.fromkeys(row.phase for row in suite.rows)
     sections = [_section(phase, suite) for phase in phases]
     whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
-    done = len({row.run for row in suite.rows})
-    missing = len(suite.members) - done
-    status = f"{missing} of {len(suite.members)} models have no result yet." if missing > 0 else ""
+    missing = len({row.run for row in suite.rows if row.verdict == "not_run"})
+    status = f"{missing} of {len(suite.members)} runs were not begun; autocompile suite --resume"
     about = [(show.plain(k), show.plain(v)) for k, v in suite.environment.items() if v is not None]
     return Document(
         title=("autocompile suite: ", Span(show.plain(suite.name), "code")),
-        status=status if suite.interrupted else "",
-        answer=Table("", ("", "right", "geometric mean"), tuple(_summary(suite)), right=(1, 2)),
+        status=f"{status} goes on." if missing else "",
+        answer=Table("", _ANSWER, tuple(_summary(suite)), right=(1, 2, 3)),
         sections=tuple(sections),
         whole=tuple(whole),
         method=_METHOD,
@@ -45,12 +45,12 @@ def _summary(suite: Suite) -> Iterator[tuple[Text, ...]]:
     """As dynamo's runner has it: pass rate and geometric mean."""
     for title, best in (("plain torch.compile()", False), ("the best of each", True)):
         mean, share = suite.geometric_mean(best), suite.share_right(best)
-        if share is not None:
+        if share is not None and (best or any(row.plain for row in suite.rows)):
             gain = show.NONE if mean is None else show.speedup(mean)
-            yield Span(title, "strong"), f"{share:.0%}", gain
+            yield Span(title, "strong"), str(len(suite.rows_with(best))), f"{share:.0%}", gain
     if (one := suite.best_for_all()) is not None:
         setting = ("one for all: ", Span(show.label(one[0]), "code"))
-        yield setting, "", show.speedup(one[1])
+        yield setting, str(sum(bool(row.settings) for row in suite.rows)), "", show.speedup(one[1])
 
 
 def _whole(suite: Suite) -> Iterator[Line]:
@@ -91,15 +91,18 @@ def _cells(row: Row) -> tuple[Text, ...]:
     if row.plain:
         is_right = row.plain.is_right
         plain = _gain(row.plain) if is_right else Span(row.plain.outcome.value, "error")
+    breaks = show.or_dash(row.plain.graph_breaks if row.plain else None)
     if row.best is None:
-        return (*head, plain, Span("no result", "error"), show.plain(row.message), "", "")
+        none: Text = "" if row.verdict == "not_run" else Span("no result", "error")
+        return (*head, plain, none, show.plain(row.message), "", breaks, "")
     is_faster = row.verdict == "faster"
-    best: Text = Span(_gain(row.best), "good") if is_faster else "keep eager"
+    sure = "" if row.confidence == "high" else f" {show.plain(row.confidence)}"
+    best: Text = (Span(_gain(row.best), "good"), sure) if is_faster else f"keep eager{sure}"
     setting: Text = Span(show.label(row.best.config), "code") if is_faster else "eager"
     saved = ""
     if row.best.peak_memory_bytes and row.eager_peak_memory_bytes:
         saved = show.speedup(row.best.peak_memory_bytes / row.eager_peak_memory_bytes)
-    return (*head, plain, best, setting, show.seconds(row.best.compile_s), saved)
+    return (*head, plain, best, setting, show.seconds(row.best.compile_s), breaks, saved)
 
 
 def _gain(tried: Tried) -> str:
@@ -137,7 +140,7 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     """
     words = ("slower", "broke", "missing", "faster", "works now")
     found: dict[str, list[str]] = {word: [] for word in words}
-    rows = [row.name for row in now.rows]
+    rows = [row.name for row in now.rows if row.verdict != "not_run"]
     for row in earlier.rows:
         if row.best and row.name not in rows:
             size = show.or_dash(row.batch_size)
@@ -164,7 +167,7 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
     nothing = Tried.none()
     before = {row.name: row for row in earlier.rows}
     for row in now.rows:
-        if (old := before.get(row.name)) is None:
+        if (old := before.get(row.name)) is None or row.verdict == "not_run":
             continue
         where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
         lost = replace(nothing, message=row.message)
@@ -197,26 +200,29 @@ def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
 _COLUMNS = (
     *("dev", "name", "batch_size", "speedup", "abs_latency", "compilation_latency"),
     *("compression_ratio", "eager_peak_mem", "dynamo_peak_mem"),  # in GB
-    *("accuracy", "graph_breaks", "phase", "setting", "reason"),
+    *("accuracy", "graph_breaks", "phase", "setting", "confidence", "reason"),
 )
 
 
 def to_csv(suite: Suite) -> str:
-    """Two rows for each of a suite, plain ``torch.compile()`` and the best.
+    """Two lines for each row, plain ``torch.compile()`` and the best; of given settings each.
 
     In the columns of the performance files of dynamo's runner, latency in milliseconds; then its
-    accuracy and three of our own.
+    accuracy and four of our own.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
     device = str(suite.environment.get("device", "")).partition(":")[0]
     for row in suite.rows:
-        for setting, tried in (("plain", row.plain), ("best", row.best)):
+        plain_and_best = (("plain", row.plain), ("best", row.best))
+        given = [(show.label(t.config), t) for t in row.settings] if suite.fixed else None
+        for setting, tried in given or plain_and_best:
             right = tried is not None and tried.is_right
             gain = f"{tried.speedup.value:.4f}" if right and tried and tried.speedup else "0.0"
             memory = tried.peak_memory_bytes if tried else None
             eager = row.eager_peak_memory_bytes
+            nothing = "fail_to_run" if row.verdict == "failed" else "not_run"
             writer.writerow(
                 (
                     device,
@@ -228,10 +234,11 @@ def to_csv(suite: Suite) -> str:
                     f"{eager / memory:.4f}" if eager and memory else "",
                     _number(eager, 1e-9),
                     _number(memory, 1e-9),
-                    "pass" if right else f"fail_{tried.outcome.value}" if tried else "not_run",
+                    "pass" if right else f"fail_{tried.outcome.value}" if tried else nothing,
                     tried.graph_breaks if tried else None,
                     row.phase,
                     show.label(tried.config) if tried and setting == "best" else setting,
+                    row.confidence if setting == "best" else "",
                     _cell(row.message or (tried.message if tried and not right else "")),
                 )
             )

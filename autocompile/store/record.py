@@ -212,6 +212,7 @@ class RunFolder:
         left = {"lock", "trials"}  # a user's folder may have equal names: these hold nothing
         if (self.path / "probe" / "request.json").is_file():
             left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
+            left |= {p.name for p in self.path.glob("study.db*")}  # which a new run makes anew
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
 
     def remove(self) -> None:

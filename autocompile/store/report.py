@@ -386,8 +386,11 @@ class Tried(_Part):
 
     @property
     def key(self) -> str:
-        """The setting as text, also where it comes from a file."""
-        return json.dumps(self.config, sort_keys=True)
+        """The setting as text, the same where an older version wrote it."""
+        config = self.config
+        with contextlib.suppress(UsageError):  # of a newer version
+            config = CompileConfig.from_dict(config).to_dict()
+        return json.dumps(config, sort_keys=True)
 
     def against(self, other: Tried) -> Interval:
         """The speed-up over another one's, where both are right."""
@@ -411,7 +414,7 @@ class Row(_Part):
     run: str
     phase: str = ""
     batch_size: int | None = None
-    verdict: Literal["faster", "keep_eager", "failed"] = "failed"
+    verdict: Literal["faster", "keep_eager", "failed", "not_run"] = "failed"
     confidence: str = ""
     message: str = ""
     eager_call_s: float | None = None
@@ -464,26 +467,34 @@ class Suite(_Part):
             raise RunError(f"{path} is damaged, or is no suite: {error}") from None
         return suite
 
-    def share_right(self, best: bool) -> float | None:
-        """Of the rows, those with right results from the best setting, or plain torch.compile().
+    def rows_with(self, best: bool) -> list[Row]:
+        """Those that have the best setting or plain ``torch.compile()``, right or not.
 
-        None where none of them was tried.
+        Of a model without any result both have failed.
         """
-        rows = [row for row in self.rows if best or row.plain or row.message]
-        tried = [row.best if best else row.plain for row in rows]
-        return sum(bool(t and t.is_right) for t in tried) / len(rows) if any(tried) else None
+        rows = [row for row in self.rows if row.verdict != "not_run"]
+        return [row for row in rows if row.verdict == "failed" or (row.best if best else row.plain)]
+
+    def share_right(self, best: bool) -> float | None:
+        """Of these rows, those with right results; None without rows."""
+        rows = self.rows_with(best)
+        right = [t.is_right for row in rows if (t := row.best if best else row.plain)]
+        return sum(right) / len(rows) if rows else None
 
     def geometric_mean(self, best: bool) -> float | None:
-        """Of the speed-ups of what is right."""
-        tried = [row.best if best else row.plain for row in self.rows]
-        logs = [math.log(t.speedup.value) for t in tried if t and t.is_right and t.speedup]
-        return math.exp(fmean(logs)) if logs else None
+        """Of the speed-ups in these rows; what fails counts as eager mode, which then has to run.
+
+        None where nothing is right.
+        """
+        rows = self.rows_with(best)
+        logs = [math.log(row.gain(best).value) for row in rows]
+        return math.exp(fmean(logs)) if self.share_right(best) else None
 
     def best_for_all(self) -> tuple[Mapping[str, Any], float] | None:
         """The one setting whose geometric mean is highest, of those tried in every row.
 
-        Where it fails it counts as eager mode, which a program would then have to run. None where
-        eager mode is the best, or no setting is right in most rows.
+        Where it fails it counts as eager mode, too. None where eager mode is the best, or no
+        setting is right in most rows.
         """
         found: dict[str, list[float]] = {}
         configs, right = {}, Counter[str]()
@@ -531,17 +542,17 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
     answer: dict[str, Any] = {
         "settings": tuple(t for t in settings if not _is(t.config, EAGER)),
         "plain": plain,
-        "eager_call_s": fmean(beside) if beside else None,
+        "eager_call_s": fmean(beside) if beside else eager and eager.call_s,
         "eager_peak_memory_bytes": eager.peak_memory_bytes if eager else None,
         "message": phase.reason if phase.verdict == "failed" else "",
         "confidence": phase.confidence.word if phase.confidence else "",
     }
     row = next((row for row in phase.sizes if row.batch_size == size), None)
-    if row is None:
+    if row is None and not answer["eager_call_s"]:
         return answer
-    config = phase.config_of(row.number)
-    found = by_config.get(json.dumps(config, sort_keys=True))
-    if not row.is_faster or found is None:
+    config = phase.config_of(row.number) if row else {}
+    found = by_config.get(Tried(config=config, outcome=Outcome.OK).key)
+    if row is None or not row.is_faster or found is None:
         best = Tried(
             config=EAGER.to_dict(), outcome=Outcome.OK, speedup=_ONE, call_s=answer["eager_call_s"]
         )
@@ -552,6 +563,8 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
 
 def _tried(config: Mapping[str, Any], trials: list[Trial]) -> Tried:
     """One setting from its trials: a failure counts before a figure, a race before the search."""
+    # What came from outside a trial says nothing about its setting, unless there is nothing else.
+    trials = [t for t in trials if t.outcome is not Outcome.INFRASTRUCTURE] or trials
     failed = next((t for t in trials if not t.ok), None)
     raced = [t for t in trials if t.ok and t.speedup and t.role == "confirm"]
     measured = raced or [t for t in trials if t.ok and t.speedup]

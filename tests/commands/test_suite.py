@@ -7,21 +7,22 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import FakeExecutor, failed, measured
 from recorded_runs import said
-from scripts import is_eager
+from scripts import is_eager, is_raced
 
 from autocompile.commands.suite import Runner, members_of, run_suite
-from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.errors import NothingWorked, RunError, TargetError, UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.report.suite import differences, document, to_csv, to_markdown
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import Outcome
+from autocompile.store.record import Outcome, RunFolder
 from autocompile.store.report import Member, Report, Row, Suite, Tried
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
@@ -50,7 +51,7 @@ def test_a_folder_gives_its_targets(models: Path) -> None:
         ("models/one.py", "one.forward"),
         ("models/two.py", "two.forward"),
     ]
-    assert all(m.batch_sizes == (8,) for m in found)
+    assert all(m.batch_sizes is None for m in found)  # its own
 
 
 def test_a_list_gives_sizes_and_phases_for_all_and_for_one(models: Path) -> None:
@@ -126,6 +127,7 @@ class Runs:
         self.clock = Clock()
         self.given: list[tuple[str, float]] = []
         self.raises: dict[str, BaseException] = {}
+        self.always = False  # there is as much to win after more time
 
     def __call__(self, member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
         if error := self.raises.get(member.folder):
@@ -133,7 +135,8 @@ class Runs:
         self.given.append((member.folder, more["budget_s"]))
         self.clock.now += 0.5 * more["budget_s"] if not resume else more["budget_s"]
         more["run_dir"].mkdir(parents=True, exist_ok=True)
-        rest = [{"likely": self.likely.pop(member.folder, 1.0), "config": {}}]
+        get = self.likely.get if self.always else self.likely.pop
+        rest = [{"likely": get(member.folder, 1.0), "config": {}}]
         run = {"schema": 1, "plan": {"target": member.target}, "phases": ["forward"]}
         run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
         run["spaces"] = {"forward": {"rest": rest}}
@@ -148,7 +151,8 @@ def runner(models: Path) -> Callable[..., tuple[Runner, Runs]]:
         runs = Runs(Path("suite"), Report.read(json.loads(report), "it"), likely)
         members = tuple(Member(target=f"{n}.py", folder=n, phases=("forward",)) for n in names)
         suite = Suite(name="list", members=members)
-        return Runner(Path("suite"), suite, budget_s, runs, lambda _: None, runs.clock), runs
+        quiet: Any = {"say": lambda _: None, "note": lambda _: None}
+        return Runner(Path("suite"), suite, budget_s, runs, clock=runs.clock, **quiet), runs
 
     return made
 
@@ -184,12 +188,54 @@ def test_a_models_error_is_a_row_and_no_end(runner: Any) -> None:
     assert Suite.read(Path("suite")).to_dict() == suite.to_dict()
 
 
-@pytest.mark.parametrize("error", [UsageError("no phase"), RunError("another is at work")])
-def test_an_error_of_the_request_ends_it(runner: Any, error: Exception) -> None:
+def test_an_error_of_the_request_ends_it(runner: Any) -> None:
     one, runs = runner("ab", 1000.0)
-    runs.raises["a"] = error
-    with pytest.raises(type(error)):
+    runs.raises["a"] = UsageError("no phase")
+    with pytest.raises(UsageError):
         one.run()
+
+
+@pytest.mark.parametrize("error", [UsageError("no such size"), RunError("b.py has changed")])
+def test_an_error_of_one_model_is_a_row(runner: Any, error: Exception) -> None:
+    one, runs = runner("abc", 1000.0)
+    runs.raises["b"] = error
+    suite = one.run()
+    assert [row.message for row in suite.rows if row.target == "b.py"] == [str(error)]
+    assert [name for name, _ in runs.given] == ["a", "c"]
+
+
+def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
+    one, runs = runner("abc", 2000.0, b=1.5, c=1.1)
+    runs.always = True
+    one.run()
+    again = [name for name, _ in runs.given[3:]]
+    assert again[:2] == ["b", "c"]
+    assert abs(again.count("b") - again.count("c")) <= 1
+
+
+def test_where_nothing_has_worked_yet_there_is_more_to_try(runner: Any) -> None:
+    one, runs = runner("ab", 1000.0)
+    runs.raises["b"] = NothingWorked("in 100 s nothing worked")
+    folder = Path("suite/b")
+    folder.mkdir(parents=True)
+    rest = {"forward": {"rest": [{"likely": 1.3, "config": {}}]}}
+    (folder / "run.json").write_text(json.dumps({"schema": 1, "spaces": rest}))
+    assert one._worth(one.suite.members[1]) == 1.3
+    one._tune(one.suite.members[1], 50.0, "1 of 1")
+    assert one._worth(one.suite.members[1]) == 1.3
+    runs.raises["b"] = TargetError("it cannot be built")
+    one._tune(one.suite.members[1], 50.0, "1 of 1")
+    assert one._worth(one.suite.members[1]) == 0.0
+
+
+def test_what_the_budget_does_not_reach_is_a_row(runner: Any) -> None:
+    one, _ = runner("abc", 60.0)
+    suite = one.run()
+    (row,) = [row for row in suite.rows if row.target == "c.py"]
+    assert (row.verdict, row.message) == ("not_run", "not begun")
+    assert "1 of 3 runs were not begun" in document(suite).status
+    assert suite.share_right(best=True) == 1.0
+    assert "not_run" in to_csv(suite).splitlines()[-1]
 
 
 def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
@@ -197,8 +243,8 @@ def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
     runs.raises["b"] = KeyboardInterrupt()
     suite = one.run()
     assert suite.interrupted
-    assert {row.target for row in suite.rows} == {"a.py"}
-    assert "2 of 3 models have no result yet" in document(suite).status
+    assert {row.target for row in suite.rows if row.best} == {"a.py"}
+    assert "2 of 3 runs were not begun" in document(suite).status
     assert Suite.read(Path("suite")).interrupted
 
 
@@ -209,19 +255,20 @@ def scripted(request: Mapping[str, Any]) -> Any:
     if is_eager(request):
         return measured(1.0)
     if request["config"]["backend"] == "cudagraphs":
-        return failed(Outcome.UNSUPPORTED, "no GPU")
+        return failed(Outcome.UNSUPPORTED, message="no GPU")
     return measured(1.5 if request["config"]["mode"] == MODES[1] else 1.2)
 
 
 def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     space = SearchSpace(backends=("inductor",), modes=MODES, batch_sizes=(1, 4))
+    quiet: Any = {"say": lambda _: None, "note": lambda _: None}
     folder, suite = run_suite(
         str(models),
         phases=("forward",),
         space=space,
         fixed=True,
         executor=FakeExecutor(scripted),
-        say=lambda _: None,
+        **quiet,
     )
     assert folder == Path("runs/models-0001")
     assert [(row.target, row.batch_size) for row in suite.rows] == [
@@ -241,10 +288,67 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     assert one_for_all and one_for_all[0]["mode"] == MODES[1]
     text = to_markdown(document(suite))
     assert "no compile throughput | compiled throughput | speedup" in text
-    _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), say=lambda _: None)
+    lines = [*csv.DictReader(io.StringIO(to_csv(suite)))]
+    assert [line["setting"] for line in lines[:2]] == [
+        "plain torch.compile()",
+        "inductor max-autotune",
+    ]
+    _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), **quiet)
     assert again.rows == suite.rows
     with pytest.raises(UsageError, match="is of the suite"):
         run_suite("timm", resume=True)
+
+
+def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> None:
+    """And a process that was killed from outside is nothing against a setting."""
+    killed: list[str] = []
+
+    def wrong(request: Mapping[str, Any]) -> Any:
+        if is_eager(request):
+            return measured(1.0)
+        return failed(Outcome.WRONG_OUTPUT, message="off by 2")
+
+    def disturbed(request: Mapping[str, Any]) -> Any:
+        if is_raced(request) and not is_eager(request) and not killed:
+            killed.append("once")
+            return failed(Outcome.INFRASTRUCTURE, message="killed from outside")
+        return measured(1.0 if is_eager(request) else 1.5)
+
+    def rows(script: Any) -> tuple[Row, ...]:
+        _, suite = run_suite(
+            str(models),
+            phases=("forward",),
+            space=SearchSpace(backends=("inductor",), batch_sizes=(4,)),
+            fixed=True,
+            executor=FakeExecutor(script),
+            say=lambda _: None,
+            note=lambda _: None,
+        )
+        return suite.rows
+
+    for row in rows(wrong):
+        assert row.verdict == "keep_eager"
+        assert row.best
+        assert row.best.config["backend"] == "eager"
+        assert row.plain
+        assert row.plain.outcome is Outcome.WRONG_OUTPUT
+    assert {row.verdict for row in rows(disturbed)} == {"faster"}
+    assert killed
+
+
+def test_a_suite_of_a_library_that_is_not_there_says_so(models: Path) -> None:
+    if util.find_spec("timm"):
+        pytest.skip("timm is installed")
+    with pytest.raises(UsageError, match="timm is not installed"):
+        run_suite("timm")
+
+
+def test_a_run_that_was_killed_before_it_began_is_begun_anew(models: Path) -> None:
+    folder = Path("runs/of_a_suite/one")
+    (folder / "probe").mkdir(parents=True)
+    (folder / "probe" / "request.json").write_text("{}")
+    (folder / "study.db").write_text("")
+    assert not RunFolder(folder).holds_something_else()
 
 
 def test_without_a_suite_there_is_nothing_to_resume(models: Path) -> None:
@@ -276,12 +380,21 @@ def suite_of(*rows: Row) -> Suite:
 WRONG = tried(1.0, outcome=Outcome.WRONG_OUTPUT, speedup=None, message="off by 2")
 
 
-def test_a_failure_is_part_of_the_rate_and_not_of_the_mean() -> None:
+def test_what_fails_counts_as_eager_mode() -> None:
     suite = suite_of(row("a", tried(2.0)), row("b", WRONG, tried(1.5, LITE)))
     assert suite.share_right(best=False) == 0.5
-    assert suite.geometric_mean(best=False) == pytest.approx(2.0)
+    assert suite.geometric_mean(best=False) == pytest.approx(2.0**0.5)
     assert suite.share_right(best=True) == 1.0
     assert suite.geometric_mean(best=True) == pytest.approx(3.0**0.5)
+    nothing = suite_of(Row(target="a", run="a", message="no weights"))
+    assert (nothing.share_right(best=True), nothing.geometric_mean(best=True)) == (0.0, None)
+
+
+def test_settings_of_an_older_version_are_the_same_settings() -> None:
+    older = {"backend": "inductor"}
+    assert replace(tried(1.5), config=older).key == tried(1.5).key
+    newer = {"backend": "inductor", "of_tomorrow": 3}
+    assert replace(tried(1.5), config=newer).key != tried(1.5).key
 
 
 def test_one_setting_for_all_counts_as_eager_where_it_fails() -> None:

@@ -9,11 +9,11 @@ CLASSES = 100
 class Encoder(nn.Module):
     """Its head reads the mean over the sequence."""
 
-    def __init__(self):
+    def __init__(self, width=512, heads=8, layers=6):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        self.head = nn.Linear(512, CLASSES)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x):
         return self.head(self.layers(x).mean(1))
