@@ -51,6 +51,24 @@ def test_the_users_tolerance_holds_for_lower_precision_too(try_it: Try) -> None:
     assert "tolerance 1e-05" in result["message"]
 
 
+@pytest.mark.parametrize("scope", ["model", "step"])
+def test_a_training_step_is_compared_with_the_same_parts_under_autocast(
+    tmp_path: Path, try_it: Try, scope: str
+) -> None:
+    """Its loss is in float32 where it is computed under autocast, too, else in bfloat16."""
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\n"
+        "def get_model(): return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())\n"
+        "def get_inputs(): return torch.randn(16, 8)\n"
+        "def get_optimizer(model): return torch.optim.AdamW(model.parameters())\n"
+        "def get_loss(output, inputs):\n"
+        "    return torch.nn.functional.cross_entropy(output, torch.arange(16) % 8)\n"
+    )
+    config = CompileConfig("aot_eager", scope=scope, autocast="bfloat16").to_dict()
+    assert try_it(file, "train_step", config=config)["outcome"] == "ok"
+
+
 def test_a_liar_is_caught_under_autocast(try_it: Try) -> None:
     target = TARGETS / "faulty_backends.py"
     result = try_it(target, **setting("zeros", autocast="bfloat16"))

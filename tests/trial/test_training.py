@@ -21,6 +21,7 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target
+from autocompile.trial.verify import rounding
 from autocompile.trial.verify.compare import ALL
 from autocompile.trial.verify.rounding import RoundOtherwise
 from autocompile.trial.verify.verifier import Verifier
@@ -202,6 +203,34 @@ def test_of_few_results_about_sixteen_are_rounded_otherwise() -> None:
         with RoundOtherwise(0):
             rounded = x * one
         assert least <= int((rounded != x * one).sum()) <= most
+
+
+def test_operands_of_products_in_tf32_are_rounded_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What all positions share does not average out: the mean of a channel."""
+    conv = torch.nn.Conv2d(3, 8, 3).to(DEVICE).requires_grad_(False)
+    x = torch.rand(64, 3, 32, 32, device=DEVICE)
+
+    def mean() -> torch.Tensor:
+        return conv(x).mean((0, 2, 3)).double()
+
+    def of_ten_bits(x: torch.Tensor) -> torch.Tensor:
+        return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    monkeypatch.setattr(rounding, "_of_tensor_cores", lambda x, name: 0.0)
+    with RoundOtherwise(0):
+        in_float32 = mean()
+    monkeypatch.setattr(rounding, "_of_tensor_cores", lambda x, name: 2.0**-10)
+    with RoundOtherwise(0) as context:
+        moved = mean()
+    exact = torch.nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double())
+    exact = exact.mean((0, 2, 3))
+    short = of_ten_bits(x).double(), of_ten_bits(conv.weight).double()
+    short = torch.nn.functional.conv2d(*short, conv.bias.double()).mean((0, 2, 3))
+    assert context.epsilon == 2.0**-10
+    assert (in_float32 - exact).norm() < 0.03 * (short - exact).norm()
+    assert 0.5 < (moved - exact).norm() / (short - exact).norm() < 3
 
 
 def test_how_cublas_adds_up_is_as_it_was() -> None:

@@ -228,8 +228,13 @@ def make_side(
     inputs: Any,
     config: CompileConfig = EAGER,
     model: torch.nn.Module | None = None,
+    is_whole: bool = False,
 ) -> Side:
-    """One side of a phase, which compiles at the first call; it takes over ``model``."""
+    """One side of a phase, which compiles at the first call; it takes over ``model``.
+
+    ``is_whole``: an eager setting is of the whole step, as under autocast, not of the model alone.
+    """
+    is_whole = is_whole or config.scope == "step"
     model = target.fresh_model(phase) if model is None else model
     usual = {"threads": target.threads[phase]} if phase in target.threads else {}
     side = Side(model, phases.PHASES[phase].trains, inputs, config, process=usual | config.process)
@@ -253,7 +258,7 @@ def make_side(
         side.forget = updates.learner.metrics.reset  # RLlib collects them until a result is made
         _compare_training(side, updates.parameters)
     elif phase == phases.INFERENCE_STEP:
-        _take_own_step(target, side, model.eval(), phase, None)
+        _take_own_step(target, side, model.eval(), phase, None, is_whole)
     else:
         prepare_model(model, config)
         if phase == phases.OPTIMIZER_STEP:
@@ -261,12 +266,11 @@ def make_side(
         optimizer = target.make_optimizer(model)
         side.optimizers = [optimizer]
         if phase == phases.STEP:
-            _take_own_step(target, side, model.train(), phase, optimizer)
+            _take_own_step(target, side, model.train(), phase, optimizer, is_whole)
             return side
         step: Callable[[Any], Any] = lambda _: optimizer.step()  # noqa: E731
         if phase == phases.TRAIN_STEP:
             step = _training_step(target, model.train(), optimizer)
-        is_whole = config.scope == "step"
         compiles = step if is_whole else model
         applied: Any = apply_config(
             compiles, phase, config, side.optimizers, padding=target.padding
@@ -278,11 +282,11 @@ def make_side(
 
 
 def _take_own_step(
-    target: Target, side: Side, model: torch.nn.Module, phase: str, optimizer: Any
+    target: Target, side: Side, model: torch.nn.Module, phase: str, optimizer: Any, is_whole: bool
 ) -> None:
     """Let a side call the user's step, compiled as a whole or with a compiled model in it."""
     assert target.make_step
-    make, is_whole, given = target.make_step, side.config.scope == "step", side.optimizers
+    make, given = target.make_step, side.optimizers
     if is_whole:
         prepare_model(model, side.config)
     else:

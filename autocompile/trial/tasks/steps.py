@@ -80,7 +80,8 @@ class Comparison:
         channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
         header = request.header
-        more = header.seed, notes, header.tolerance, config.eager_reference
+        named = config.eager_reference, config.scope == "step"
+        more = header.seed, notes, header.tolerance, *named
         with self.exclusive_on_cpu():
             batches = self.inputs(), self.inputs(draw=1)
             self.verifier = Verifier(self.target, request.phase, batches, *more)

@@ -47,9 +47,10 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Of the results of an operation that rounds, one number in 22 moves by an epsilon, which has the
     variance of rounding (a twelfth of an ulp squared, in the mean over all mantissas); of a few,
     about 16 or all, since none might move by chance. Numbers that are exact where they matter (0,
-    1, -1 and infinities) stay. cuBLAS adds up parts of a short product in float32, which compiled
-    code may do or not. Source: D. S. Parker, Monte Carlo Arithmetic, 1997. What is not covered: how
-    sums round inside, and attention kernels in TF32.
+    1, -1 and infinities) stay. Of a product in TF32 the operands move, which it rounds: a rounded
+    weight moves all that it makes, in one direction. cuBLAS adds up parts of a short product in
+    float32, which compiled code may do or not. Source: D. S. Parker, Monte Carlo Arithmetic, 1997.
+    What is not covered: how sums round inside, and attention kernels in TF32.
 
     Attributes:
         epsilon: the largest of the products of matrices; 0 where none was seen.
@@ -79,23 +80,25 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        inexact = [x for x in pytree.arg_tree_leaves(*args) if _is_inexact(x)]
+        if not inexact or not _rounds(function):
+            return function(*args, **(kwargs or {}))
+        if (name := function.overloadpacket.__name__) in _PRODUCTS:
+            coarse = _of_tensor_cores(inexact[0], name)
+            self.epsilon = max(self.epsilon, coarse, torch.finfo(inexact[0].dtype).eps)
+            if coarse:
+                args = pytree.tree_map(lambda x: self._moved(x, coarse), args)
         result = function(*args, **(kwargs or {}))
-        if not any(map(_is_inexact, pytree.arg_tree_leaves(*args))) or not _rounds(function):
-            return result
-        name = function.overloadpacket.__name__
         if not function._schema.is_mutable:
-            return pytree.tree_map(lambda x: self._moved(x, name), result)
+            return pytree.tree_map(self._moved, result)
         if _is_inexact(result):
-            result.copy_(self._moved(result, name))
+            result.copy_(self._moved(result))
         return result
 
-    def _moved(self, x: Any, name: str) -> Any:
+    def _moved(self, x: Any, epsilon: float = 0.0) -> Any:
         if not _is_inexact(x):
             return x
-        epsilon = torch.finfo(x.dtype).eps
-        if name in _PRODUCTS:
-            epsilon = max(epsilon, _of_tensor_cores(x, name))
-            self.epsilon = max(self.epsilon, epsilon)
+        epsilon = epsilon or torch.finfo(x.dtype).eps
         if x.device not in self._generators:
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self._seed)
         uniform = torch.rand(

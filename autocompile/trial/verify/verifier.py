@@ -98,6 +98,7 @@ class Verifier:
         notes: gets sentences for the user.
         tolerance: the user's, for outputs.
         precision: eager mode with the setting's precision, which the compiled side must agree with.
+        is_whole: that is of the whole step, as the setting's scope is.
 
     Attributes:
         eager: the eager side, ready to be timed.
@@ -117,6 +118,7 @@ class Verifier:
         notes: list[str],
         tolerance: float | None = None,
         precision: CompileConfig = EAGER,
+        is_whole: bool = False,
     ) -> None:
         self._target, self._phase, self._seed = target, phase, seed
         self._pass = batches[0]
@@ -125,7 +127,7 @@ class Verifier:
         self._batches = self._compared(*batches)
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
-        self._precision = precision
+        self._precision, self._is_whole = precision, is_whole
         self.compares_updates = False
         if phase == STEP and not self._follows_gradients():
             self.compares_updates, self._batches = True, self._periods()
@@ -228,7 +230,8 @@ class Verifier:
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
-        return make_side(self._target, self._phase, self._batches[0], config, model)
+        whole = self._is_whole
+        return make_side(self._target, self._phase, self._batches[0], config, model, whole)
 
     @contextlib.contextmanager
     def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
