@@ -67,7 +67,7 @@ def aitune(name: str, device: str) -> dict[str, Any]:
     strategy = ait.MaxThroughputStrategy([*backends.values()])
     wrapped = ait.Module(module.get_model().eval().to(device), name, strategy=strategy)
     ait.tune(
-        wrapped, sample[:1], batch_sizes=[len(sample)], device=device, ignore_failing_modules=False
+        wrapped, sample[0], batch_sizes=[len(sample)], device=device, ignore_failing_modules=False
     )
     names = {backend.describe(): mode for mode, backend in backends.items()}
     found = {
@@ -79,6 +79,18 @@ def aitune(name: str, device: str) -> dict[str, Any]:
     return {"pick": pick, "speedup": found.get(pick), "all": found}
 
 
+class _Stand(type):
+    """Of classes that have every attribute, and take every argument."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return mock.MagicMock()
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock()
+
+
 class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Answers the import of some packages with modules in which every name is a mock."""
 
@@ -86,6 +98,7 @@ class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Of any module of these packages."""
         if name.split(".")[0] not in self.names:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -97,7 +110,7 @@ class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def give(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return mock.MagicMock(name=name)
+            return _Stand(name, (Exception,), {})  # may be a base, a field's type or an error
 
         vars(module)["__getattr__"] = give
         return module
