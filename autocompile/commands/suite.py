@@ -36,7 +36,7 @@ else:
 _BATCH_SIZE = 8  # one size, since there are many models
 _FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
 _LEAST_S = 45.0  # in less a run cannot try even plain torch.compile()
-_WORTH = 1.01  # a likely gain below this is none
+_WORTH = 0.01  # a likely gain below this, as a fraction, is none
 
 
 def members_of(
@@ -217,9 +217,16 @@ class Runner:
         return not any(report.interrupted for report in reports.values())
 
     def _worth(self, member: Member) -> float:
-        """The gain that the untried settings of a run may still bring."""
+        """The gain that the untried settings of a run may still bring, as a fraction.
+
+        A run without any result gets more time once.
+        """
         if member.folder in self._hopeless:
             return 0.0
+        reports = self._reports.get(member.folder, {}).values()
+        answers = [phase.answer for report in reports for phase in report.phases.values()]
+        if not any(answers):
+            return float("inf") if not self._again[member.folder] else 0.0
         paths = _runs(self.folder / member.folder).values()
         every = [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
         spaces = [space for run in every for space in run.get("spaces", {}).values()]

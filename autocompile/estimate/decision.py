@@ -71,6 +71,8 @@ class Decision:
     # empty if decided.
     open: tuple[tuple[Candidate, float], ...]
     ceiling: float  # largest gain over ``best`` that any tried setting may have (95 %)
+    # The same of those beside which eager ran slower, so that a race of them would settle nothing.
+    doubtful: tuple[tuple[Candidate, float], ...] = ()
 
     @property
     def is_faster(self) -> bool:
@@ -82,12 +84,14 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
 
     Raced settings precede those only searched, since the best of many single figures is biased
     upwards. The best must beat eager with the whole interval that a user reads, which counts that
-    runs are apart: a gain of less than 3 % is none.
+    runs are apart: a gain of less than 3 % is none. What makes eager slower beside it is never the
+    best; whether it is faster stays open.
     """
     eager = next((c for c in found if c.record.config.is_baseline), None)
     if eager is None:
         return None
     rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
+    doubtful = [c for c in rivals if c.slows_eager]
     rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
     faster = [c for c in raced or rivals if c.reported.low > 1]
@@ -95,15 +99,17 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
     ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))
     best = ties[0] if ties else eager
-    others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
+    others = [(c, compare(c, best)) for c in (*rivals, *doubtful, eager) if c is not best]
     # Settings that lost in the search are not raced, but count for the ceiling.
     raceable = [(c, r) for c, r in others if c.sets or r.value > 1]
-    open_ = [(c, r.high - 1) for c, r in raceable if r.high > 1 + ZONE]
+    beyond = [(c, r.high - 1) for c, r in raceable if r.high > 1 + ZONE]
+    beyond.sort(key=lambda pair: -pair[1])
     return Decision(
         best=best,
         ties=tuple(ties) or (eager,),
         rivals=tuple(c for c in rivals if c is not best),
-        open=tuple(sorted(open_, key=lambda pair: -pair[1])),
+        open=tuple(pair for pair in beyond if pair[0] not in doubtful),
+        doubtful=tuple(pair for pair in beyond if pair[0] in doubtful),
         ceiling=max((r.high - 1 for _, r in others), default=0.0),
     )
 

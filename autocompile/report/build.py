@@ -255,11 +255,12 @@ def _confidence(
     """
     best, why_not_high = decision.best, ""
     word: Literal["high", "open", "low"] = "high"
-    if decision.open:
-        setting, above = decision.open[0]
+    if beyond := decision.open or decision.doubtful:
+        setting, above = beyond[0]
         word = "open"
         name = show.label(setting.record.config)
-        why_not_high = f"{name} may be up to {100 * above:.0f} % faster"
+        beside = "" if decision.open else ", beside which eager mode ran slower,"
+        why_not_high = f"{name}{beside} may be up to {100 * above:.0f} % faster"
     elif rest:
         first = rest[0]
         likely, most = (round(100 * first[name]) for name in ("likely", "most"))

@@ -548,7 +548,7 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
         "confidence": phase.confidence.word if phase.confidence else "",
     }
     row = next((row for row in phase.sizes if row.batch_size == size), None)
-    if row is None and not answer["eager_call_s"]:
+    if row is None and eager is None:
         return answer
     config = phase.config_of(row.number) if row else {}
     found = by_config.get(Tried(config=config, outcome=Outcome.OK).key)

@@ -136,7 +136,7 @@ class Runs:
         self.clock.now += 0.5 * more["budget_s"] if not resume else more["budget_s"]
         more["run_dir"].mkdir(parents=True, exist_ok=True)
         get = self.likely.get if self.always else self.likely.pop
-        rest = [{"likely": get(member.folder, 1.0), "config": {}}]
+        rest = [{"likely": get(member.folder, 0.0), "config": {}}]
         run = {"schema": 1, "plan": {"target": member.target}, "phases": ["forward"]}
         run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
         run["spaces"] = {"forward": {"rest": rest}}
@@ -170,7 +170,7 @@ def test_what_one_model_does_not_use_is_for_the_others(runner: Any) -> None:
 
 
 def test_the_rest_of_the_budget_goes_where_most_may_be_won(runner: Any) -> None:
-    one, runs = runner("abc", 1000.0, a=1.005, b=1.2, c=1.1)
+    one, runs = runner("abc", 1000.0, a=0.005, b=0.2, c=0.1)
     suite = one.run()
     assert [name for name, _ in runs.given[3:]] == ["b", "c"]
     assert not suite.interrupted
@@ -205,7 +205,7 @@ def test_an_error_of_one_model_is_a_row(runner: Any, error: Exception) -> None:
 
 
 def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
-    one, runs = runner("abc", 2000.0, b=1.5, c=1.1)
+    one, runs = runner("abc", 2000.0, b=0.5, c=0.1)
     runs.always = True
     one.run()
     again = [name for name, _ in runs.given[3:]]
@@ -213,19 +213,17 @@ def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
     assert abs(again.count("b") - again.count("c")) <= 1
 
 
-def test_where_nothing_has_worked_yet_there_is_more_to_try(runner: Any) -> None:
-    one, runs = runner("ab", 1000.0)
-    runs.raises["b"] = NothingWorked("in 100 s nothing worked")
-    folder = Path("suite/b")
-    folder.mkdir(parents=True)
-    rest = {"forward": {"rest": [{"likely": 1.3, "config": {}}]}}
-    (folder / "run.json").write_text(json.dumps({"schema": 1, "spaces": rest}))
-    assert one._worth(one.suite.members[1]) == 1.3
-    one._tune(one.suite.members[1], 50.0, "1 of 1")
-    assert one._worth(one.suite.members[1]) == 1.3
-    runs.raises["b"] = TargetError("it cannot be built")
-    one._tune(one.suite.members[1], 50.0, "1 of 1")
-    assert one._worth(one.suite.members[1]) == 0.0
+def test_a_run_without_any_result_gets_more_time_once(runner: Any) -> None:
+    one, runs = runner("abc", 2000.0, c=0.1)
+    runs.raises["b"] = NothingWorked("in 400 s nothing worked")
+    runs.raises["a"] = TargetError("it cannot be built")
+    before = runs.given
+    one.note = before.append
+    one.run()
+    assert [each.partition(".py")[0] for each in before if "once more" in str(each)] == [
+        "once more: b",
+        "once more: c",
+    ]
 
 
 def test_what_the_budget_does_not_reach_is_a_row(runner: Any) -> None:

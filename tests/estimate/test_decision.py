@@ -159,7 +159,9 @@ def test_what_slows_eager_down_beside_it_is_no_rival() -> None:
     run.search(LITE, 2.5, flags=("eager_slowed",))
     decision = decided(run)
     assert not decision.is_faster
-    assert decision.rivals == ()
+    assert decision.rivals == decision.open == ()  # nothing to race
+    assert [c.record.config for c, _ in decision.doubtful] == [LITE]
+    assert decision.ceiling > 1.3
 
 
 def test_what_does_not_keep_the_limits_is_neither_best_nor_open() -> None:
