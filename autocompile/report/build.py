@@ -56,6 +56,8 @@ _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
     "--tolerance accepts it and settings like it"
 )
+_SLOWER, _FAULTS = 1.1, 50  # eager mode where freed memory is given back, page faults of a call
+_KEEPS = "MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432"
 _ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
 
 
@@ -320,6 +322,13 @@ def _notes(
         )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
+    for cost in (r.detail.get("given_back") or {} for r in records if r.config.is_plain_eager):
+        if cost.get("times", 0) > _SLOWER and cost["faults"] > _FAULTS:
+            yield (
+                f"figures are with freed memory kept: where glibc gives it back, eager mode takes "
+                f"{cost['times']:.1f} times as long ({cost['faults']:.0f} page faults a call); "
+                f"{_KEEPS} before a program's command keeps it there, too"
+            )
     # What every trial says is said once.
     if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
         yield from sorted(set.intersection(*said))

@@ -84,7 +84,7 @@ def runner(suite: Suite) -> Lines:
             for row in rows
             if row.plain and row.plain.peak_memory_bytes and row.eager_peak_memory_bytes
         ]
-        share = f"{rate or 0:.0%}, {len(right)}/{len(rows)}"
+        share = f"{rate or 0:.0%}, {len(right)}/{len(part.rows_with(best=False))}"
         seconds = sum(compile_s) / max(1, len(compile_s))
         ratio = f"{sum(memory) / len(memory):.2f}x" if memory else "–"
         yield f"| {phase} | {len(rows)} | {share} | {mean or 0:.2f}x | {seconds:.1f} | {ratio} |"

@@ -217,3 +217,12 @@ def test_what_decided_goes_with_the_settings_and_back() -> None:
     untold = Tuned.from_report(of_a_workload(*timed_at()).report).to_dict()
     assert not untold.keys() & {"calls", "horizon", "objective"}
     assert "recorded_calls" not in of_a_workload(*timed_at()).to_dict()
+
+
+def test_what_it_costs_to_give_memory_back_is_said_where_it_is_much() -> None:
+    for times, faults, is_said in ((1.7, 540.0, True), (1.02, 540.0, False), (1.7, 3.0, False)):
+        run = Run()
+        run.records[0].detail["given_back"] = {"times": times, "faults": faults}
+        run.search(LITE, 1.5)
+        notes = report(run)["phases"]["forward"]["notes"]
+        assert any("1.7 times as long (540 page faults a call)" in n for n in notes) is is_said

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -484,3 +487,26 @@ def test_a_percentile_of_eager_mode_alone_is_compared_with_one(clock: Clock, sca
     """Next to a short p95 a pass is long: eager would seem slowed, or fast, by its length."""
     side = in_parts(clock, 50, *(scale * s for s in EAGER_S))
     assert screened(side, side).eager_call_s == pytest.approx(scale * 1e-3)
+
+
+GIVES_BACK = """
+import contextlib, json, torch
+from autocompile.trial.measure.timing import Timed, _with_page_faults, cost_of_giving_back
+
+def call():
+    several = [torch.full((1 << 18,), 1.0) for _ in range(8)]  # 8 MB, which is freed at the end
+    return several[-1][0].item()
+
+side = Timed(call, lambda: None, contextlib.nullcontext)
+print(json.dumps([cost_of_giving_back(side), _with_page_faults(side)[1]]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_what_it_costs_to_give_memory_back_is_measured_and_then_it_is_kept() -> None:
+    command = [sys.executable, "-c", GIVES_BACK]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    cost, faults = json.loads(said)
+    assert cost["faults"] > 1000  # pages of 4 KiB
+    assert cost["times"] > 1.1
+    assert faults < 20

@@ -28,6 +28,7 @@ import ctypes
 import gc
 import math
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ _SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times a
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _MOST_IN_HEAP, _KEPT_BYTES = 2**25, 2**28  # the first is the most that glibc takes
+_FEW_CALLS, _MANY_CALLS = 2, 1000  # for page faults
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _SLOWER = 1.03  # smaller differences between calls are noise
 _PASSES = 3  # of a workload, to tell its calls apart: for the report, and for limits
@@ -254,6 +256,32 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MOST_IN_HEAP)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def cost_of_giving_back(eager: Timed) -> dict[str, float]:
+    """What calls on a CPU take while glibc gives freed memory back; from then on it is kept.
+
+    ``times`` as long as with memory kept, and the page ``faults`` of a call.
+    """
+    given_back_s, faults = _with_page_faults(eager)
+    keep_freed_memory()
+    kept_s, _ = _with_page_faults(eager)
+    return {"times": given_back_s / kept_s, "faults": faults}
+
+
+def _with_page_faults(side: Timed) -> tuple[float, float]:
+    """Median seconds and page faults of some calls, after two that come up to them."""
+    side.restore()
+    times: list[float] = []
+    with side.context():
+        side.call(), side.call()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        while len(times) < _FEW_CALLS or (sum(times) < _LOOK_S and len(times) < _MANY_CALLS):
+            begin = time.perf_counter()
+            side.call()
+            times.append(time.perf_counter() - begin)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return median(times), (after - before) / len(times)
 
 
 @contextlib.contextmanager

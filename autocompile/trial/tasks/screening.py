@@ -83,6 +83,8 @@ class _Trial(Comparison):
         memory.give_back(self.target.device)
         telemetry.reset_dynamo(config.backend)
         make_autotuning_exclusive(channel)
+        if self.given_back:
+            result.detail["given_back"] = self.given_back
         self.compiled = make_side(self.target, request.phase, self.inputs(), config)
         self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
 

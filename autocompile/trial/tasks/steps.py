@@ -16,7 +16,7 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
-from autocompile.trial.measure.timing import Parts, Timed, keep_freed_memory
+from autocompile.trial.measure.timing import Parts, Timed, cost_of_giving_back, keep_freed_memory
 from autocompile.trial.target.calls import Calls, kinds, other_values
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side
@@ -71,7 +71,6 @@ class Comparison:
         compiles: bool,
     ) -> None:
         self.request, self.channel = request, channel
-        keep_freed_memory()
         self.target = load(request, channel)
         device = self.target.device
         self.synchronize = telemetry.synchronizer(device)
@@ -92,6 +91,11 @@ class Comparison:
                 unchanged = copy_view(self.eager.view(output))
                 self.eager.keep()
                 _demand_close(self.verifier, unchanged, notes)
+            self.given_back: dict[str, float] = {}
+            if config.is_plain_eager and device.type == "cpu":
+                self.given_back = cost_of_giving_back(timed(self.eager))
+                self.eager.begin_anew(self.eager)
+        keep_freed_memory()
 
     def exclusive_on_cpu(self) -> contextlib.AbstractContextManager[None]:
         """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
