@@ -258,8 +258,9 @@ class Runner:
                 phase = (member.phases or ("",))[0]
                 for size in member.batch_sizes or (None,):
                     none = Row(target=member.target, run=run, phase=phase, batch_size=size)
-                    verdict = "failed" if member.folder in self._errors else "not_run"
-                    rows.append(dataclasses.replace(none, verdict=verdict, message=message))
+                    none = dataclasses.replace(none, message=message)
+                    was_begun = member.folder in self._errors
+                    rows.append(none if was_begun else dataclasses.replace(none, verdict="not_run"))
             for kind, report in self._reports.get(member.folder, {}).items():
                 environment = environment or report.environment
                 one = dataclasses.replace(member, target=member.target + f" ({kind})" * bool(kind))

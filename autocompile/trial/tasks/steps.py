@@ -19,7 +19,7 @@ from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.measure.timing import Parts, Timed, cost_of_giving_back, keep_freed_memory
 from autocompile.trial.target.calls import Calls, kinds, other_values
 from autocompile.trial.target.load import build, import_target
-from autocompile.trial.target.sides import Side
+from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view, refusal, tensors_by_path
@@ -83,6 +83,14 @@ class Comparison:
         more = header.seed, notes, header.tolerance, *named
         with self.exclusive_on_cpu():
             batches = self.inputs(), self.inputs(draw=1)
+            self.given_back: dict[str, float] = {}
+            if config.is_plain_eager and device.type == "cpu":
+                # Before anything is verified, which frees large blocks: glibc then keeps more.
+                side = make_side(self.target, request.phase, self.inputs())
+                side.keep()
+                self.given_back = cost_of_giving_back(timed(side))
+                del side
+            keep_freed_memory()
             self.verifier = Verifier(self.target, request.phase, batches, *more)
             self.eager = self.verifier.eager
             if config.eager_reference != EAGER:
@@ -91,11 +99,6 @@ class Comparison:
                 unchanged = copy_view(self.eager.view(output))
                 self.eager.keep()
                 _demand_close(self.verifier, unchanged, notes)
-            self.given_back: dict[str, float] = {}
-            if config.is_plain_eager and device.type == "cpu":
-                self.given_back = cost_of_giving_back(timed(self.eager))
-                self.eager.begin_anew(self.eager)
-        keep_freed_memory()
 
     def exclusive_on_cpu(self) -> contextlib.AbstractContextManager[None]:
         """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
