@@ -145,6 +145,9 @@ class Runner:
         self._began = self.clock()
         self._earlier_s = self.suite.wall_s
         self._errors: dict[str, str] = {}
+        for row in self.suite.rows:  # of an earlier session; what works now replaces it
+            if row.verdict == "failed" and not row.settings:
+                self._errors[Path(row.run).name] = row.message
         self._reports: dict[str, Mapping[str, Report]] = {}
         self._hopeless: set[str] = set()  # with another error than that nothing has worked yet
         self._again = Counter[str]()  # how often a run got some of the rest of the budget
@@ -161,11 +164,12 @@ class Runner:
                 f"with less than {least_s:.0f} s those at the end get no result"
             )
         try:
+            count = len(self.suite.members)
             for number, member in enumerate(self.suite.members):
-                left = len(self.suite.members) - number
                 if member.folder in done or self._left_s() < _LEAST_S / 2:
                     continue
-                self._tune(member, self._share_s(left), f"{number + 1} of {number + left}")
+                left = sum(m.folder not in done for m in self.suite.members[number:])
+                self._tune(member, self._share_s(left), f"{number + 1} of {count}")
             while promising := self._most_promising():
                 one, share_s = promising
                 self._again[one.folder] += 1
@@ -195,26 +199,38 @@ class Runner:
             found = self.tune(member, bool(_runs(folder)), budget_s=budget_s, run_dir=folder)
             self._reports[member.folder] = found
             self._errors.pop(member.folder, None)
+        except KeyboardInterrupt:  # of a cluster, where some may have ended
+            self._is_at_an_end(member)
+            raise
         except AutocompileError as error:
+            found = {}
             is_asked = isinstance(error, UsageError) and not isinstance(error, TargetError)
             if is_asked and not self._reports and not self._errors:
                 raise  # of the request, and so of all models
+            self._reports.pop(member.folder, None)
             self._errors[member.folder] = error.what
-            if not isinstance(error, NothingWorked):
+            if isinstance(error, NothingWorked):
+                self._is_at_an_end(member)  # it has a report all the same
+            else:
                 self._hopeless.add(member.folder)
             self.say(f"error: {error.text()}")
         self._save(True)
-        if any(report.interrupted for report in self._reports.get(member.folder, {}).values()):
+        if any(report.interrupted for report in found.values()):
             raise KeyboardInterrupt
 
     def _is_at_an_end(self, member: Member) -> bool:
-        """Whether an earlier session has finished its run, whose report is then read."""
+        """Whether an earlier session has finished its run with a result; its report is read."""
         found = _runs(self.folder / member.folder)
         if not found or not all((path / "report.json").exists() for path in found.values()):
             return False
-        reports = {kind: api.load(path).report for kind, path in found.items()}
+        try:
+            reports = {kind: api.load(path).report for kind, path in found.items()}
+        except AutocompileError:  # it is damaged, which the next attempt says
+            return False
         self._reports[member.folder] = reports
-        return not any(report.interrupted for report in reports.values())
+        phases = [phase for report in reports.values() for phase in report.phases.values()]
+        is_over = not any(report.interrupted for report in reports.values())
+        return is_over and any(phase.answer for phase in phases)
 
     def _worth(self, member: Member) -> float:
         """The gain that the untried settings of a run may still bring, as a fraction.
@@ -310,6 +326,12 @@ def run_suite(
         UsageError: the suite or an option is none.
         RunError: nothing to resume, or another autocompile is at work here.
     """
+    wait = options.pop("wait", False)
+    if ray is None and options.get("executor") is None:
+        from autocompile.execute.exclusive import held
+
+        with held("autocompile suite", say, wait):
+            pass  # another command ends this one here only: between two models it is waited for
     if resume:
         folder = run_dir or latest()
         suite = Suite.read(folder)
@@ -329,7 +351,7 @@ def run_suite(
             hint = "autocompile suite timm   (or a folder of targets, or list.toml)"
             raise UsageError("no suite is named", hint=hint)
         members = members_of(what, phases, space.batch_sizes)
-        if what in runs.LIBRARIES and util.find_spec(what) is None:
+        if what in runs.LIBRARIES and ray is None and util.find_spec(what) is None:
             raise UsageError(f"{what} is not installed", hint=f"pip install {what}")
         folder = run_dir or runs.new_folder(Path(what).stem).path
         if run_dir and run_dir.exists() and any(run_dir.iterdir()):
@@ -342,28 +364,20 @@ def run_suite(
         space, options["effort"] = space.without_a_search(), "full"
     elif budget_s is None:
         options["effort"] = options.get("effort") or "quick"
-    if ray is None:
-        from autocompile.execute.exclusive import held
-
-        with held("autocompile suite", say, options.pop("wait", False)):
-            pass  # another command ends this one here only: between two models it is waited for
-    options["wait"] = True
 
     def tune(member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
-        given = {**options, **more, "resume": resume}
-        if resume:  # with what it was begun with
-            given = {name: given[name] for name in given if name not in _KEPT}
-        else:
-            given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
-            given["phases"] = member.phases
+        given = {**options, **more, "resume": resume, "phases": member.phases}
+        given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
         if ray is None:
-            result = api.tune(member.target, progress=progress, **given)
+            result = api.tune(member.target, progress=progress, wait=True, **given)
             return {"": result.report}
         from autocompile.commands.cluster import tune_all
 
         outcome = tune_all(member.target, ray=ray, show=progress, **given)
         for kind, error in outcome.errors.items():
             say(f"error: {member.target} on {kind}: {first_words(error)}")
+        if outcome.interrupted:
+            raise KeyboardInterrupt
         if not outcome.results:
             raise next(iter(outcome.errors.values()))
         return {kind: result.report for kind, result in outcome.results.items()}

@@ -28,11 +28,12 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
     sections = [_section(phase, suite) for phase in phases]
     whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
     missing = len({row.run for row in suite.rows if row.verdict == "not_run"})
-    status = f"{missing} of {len(suite.members)} runs were not begun; autocompile suite --resume"
+    status = f"{missing} of {len(suite.members)} runs have no result yet. " if missing else ""
+    goes_on = "autocompile suite --resume goes on with the last suite."
     about = [(show.plain(k), show.plain(v)) for k, v in suite.environment.items() if v is not None]
     return Document(
         title=("autocompile suite: ", Span(show.plain(suite.name), "code")),
-        status=f"{status} goes on." if missing else "",
+        status=status + goes_on if missing or suite.interrupted else "",
         answer=Table("", _ANSWER, tuple(_summary(suite)), right=(1, 2, 3)),
         sections=tuple(sections),
         whole=tuple(whole),
@@ -82,7 +83,7 @@ def _model(row: Row) -> str:
 def _section(phase: str, suite: Suite) -> Section:
     rows = [row for row in suite.rows if row.phase == phase]
     table = Table("", _TITLES, tuple(map(_cells, rows)), right=_RIGHT)
-    return Section(show.plain(phase) or "not begun", (), (table, *_by_setting(rows, suite)), ())
+    return Section(show.plain(phase) or "no result", (), (table, *_by_setting(rows, suite)), ())
 
 
 def _cells(row: Row) -> tuple[Text, ...]:
@@ -141,10 +142,14 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     words = ("slower", "broke", "missing", "faster", "works now")
     found: dict[str, list[str]] = {word: [] for word in words}
     rows = [row.name for row in now.rows if row.verdict != "not_run"]
+    whole = {r.target: r for r in now.rows if r.verdict == "failed" and not r.phase}
     for row in earlier.rows:
         if row.best and row.name not in rows:
-            size = show.or_dash(row.batch_size)
-            found["missing"].append(f"{_model(row)}, {row.phase}, batch size {size}")
+            where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
+            if lost := whole.get(row.target):  # nothing of it works
+                found["broke"].append(f"{where}: {show.plain(lost.message)}")
+            else:
+                found["missing"].append(where)
     pairs = [*_pairs(now, earlier)]
     wide = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs))) / NormalDist().inv_cdf(0.975)
     for name, old, new in pairs:
@@ -167,7 +172,7 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
     nothing = Tried.none()
     before = {row.name: row for row in earlier.rows}
     for row in now.rows:
-        if (old := before.get(row.name)) is None or row.verdict == "not_run":
+        if (old := before.get(row.name)) is None or "not_run" in (old.verdict, row.verdict):
             continue
         where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
         lost = replace(nothing, message=row.message)
@@ -181,8 +186,8 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
 
 
 def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
-    rows = {row.name for row in earlier.rows}
-    both = [row for row in now.rows if row.name in rows]
+    rows = {row.name for row in earlier.rows if row.verdict != "not_run"}
+    both = [row for row in now.rows if row.name in rows and row.verdict != "not_run"]
     count = show.many(len(both), "row")
     yield Line("Compared", (f"{count} with the same in {show.plain(earlier.name)}",))
     for key in ("torch", "device_name", "cpu"):

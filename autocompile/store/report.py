@@ -545,11 +545,16 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
         "eager_call_s": fmean(beside) if beside else eager and eager.call_s,
         "eager_peak_memory_bytes": eager.peak_memory_bytes if eager else None,
         "message": phase.reason if phase.verdict == "failed" else "",
-        "confidence": phase.confidence.word if phase.confidence else "",
     }
     row = next((row for row in phase.sizes if row.batch_size == size), None)
-    if row is None and eager is None:
+    if phase.best and phase.best.batch_size == size:
+        answer["confidence"] = phase.confidence.word if phase.confidence else ""
+    elif row and row.decided is False:
+        answer["confidence"] = "open"
+    if row is None and any(_is(t.config, EAGER) and not t.ok for t in trials):
         return answer
+    if row is None and (eager is None or not answer["settings"]):
+        return {**answer, "verdict": "not_run", "message": phase.reason or phase.state}
     config = phase.config_of(row.number) if row else {}
     found = by_config.get(Tried(config=config, outcome=Outcome.OK).key)
     if row is None or not row.is_faster or found is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,12 +227,30 @@ def test_a_run_without_any_result_gets_more_time_once(runner: Any) -> None:
     ]
 
 
+def test_an_error_after_ctrl_c_ends_nothing(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of before, which Ctrl-C ended, is no Ctrl-C of now."""
+    one, runs = runner("abc", 1000.0)
+    folder = Path("suite/b")
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text("{}")
+    stopped = SimpleNamespace(report=replace(runs.report, interrupted=True))
+    monkeypatch.setattr("autocompile.api.load", lambda path: stopped)
+    runs(one.suite.members[1], False, budget_s=0.0, run_dir=folder)
+    runs.given.clear()
+    runs.raises["b"] = RunError("b.py has changed")
+    suite = one.run()
+    assert [name for name, _ in runs.given] == ["a", "c"]
+    assert [row.message for row in suite.rows if row.target == "b.py"] == ["b.py has changed"]
+    again = Runner(Path("suite"), suite, 30.0, runs, one.say, one.note, Clock())
+    assert "b.py has changed" in [row.message for row in again.run().rows]
+
+
 def test_what_the_budget_does_not_reach_is_a_row(runner: Any) -> None:
     one, _ = runner("abc", 60.0)
     suite = one.run()
     (row,) = [row for row in suite.rows if row.target == "c.py"]
     assert (row.verdict, row.message) == ("not_run", "not begun")
-    assert "1 of 3 runs were not begun" in document(suite).status
+    assert "1 of 3 runs have no result yet" in document(suite).status
     assert suite.share_right(best=True) == 1.0
     assert "not_run" in to_csv(suite).splitlines()[-1]
 
@@ -242,7 +261,7 @@ def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
     suite = one.run()
     assert suite.interrupted
     assert {row.target for row in suite.rows if row.best} == {"a.py"}
-    assert "2 of 3 runs were not begun" in document(suite).status
+    assert "2 of 3 runs have no result yet" in document(suite).status
     assert Suite.read(Path("suite")).interrupted
 
 
@@ -293,6 +312,11 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     ]
     _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), **quiet)
     assert again.rows == suite.rows
+    (folder / "one.forward/report.json").unlink()  # as if it had been killed
+    _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), **quiet)
+    assert [replace(r, settings=()) for r in again.rows] == [
+        replace(r, settings=()) for r in suite.rows
+    ]
     with pytest.raises(UsageError, match="is of the suite"):
         run_suite("timm", resume=True)
 
@@ -455,6 +479,15 @@ def test_what_has_no_result_any_more_is_missing() -> None:
         "b, forward, batch size 8"
     ]
     lost = Row(target="b", run="b", phase="forward", batch_size=8, message="no weights")
+    not_reached = replace(lost, verdict="not_run")
+    now = suite_of(row("a", tried(1.5)), not_reached)
+    assert differences(now, before)["missing"] == ["b, forward, batch size 8"]
+    back = differences(before, now)
+    assert not back["works now"]
+    whole = differences(
+        suite_of(replace(lost, phase="", batch_size=None)), suite_of(before.rows[1])
+    )
+    assert whole["broke"] == ["b, forward, batch size 8: no weights"]
     broke = differences(suite_of(row("a", tried(1.5)), lost), before)["broke"]
     assert len(broke) == 1
     assert "b, forward, batch size 8, the best" in broke[0]

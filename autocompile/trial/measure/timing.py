@@ -261,8 +261,14 @@ def keep_freed_memory() -> None:
 def cost_of_giving_back(eager: Timed) -> dict[str, float]:
     """What calls on a CPU take while glibc gives freed memory back; from then on it is kept.
 
-    ``times`` as long as with memory kept, and the page ``faults`` of a call.
+    ``times`` as long as with memory kept, and the page ``faults`` of a call; empty for long calls.
     """
+    begin = time.perf_counter()
+    with eager.context():
+        eager.call()
+    if time.perf_counter() - begin > _LONG_CALL_S:
+        keep_freed_memory()
+        return {}
     given_back_s, faults = _with_page_faults(eager)
     keep_freed_memory()
     kept_s, _ = _with_page_faults(eager)

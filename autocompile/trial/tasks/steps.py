@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.measure.timing import Parts, Timed, cost_of_giving_back, keep_freed_memory
-from autocompile.trial.target.calls import Calls, kinds, other_values
+from autocompile.trial.target.calls import Calls, first_call, kinds, other_values
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.target.target import Target, seed_everything
@@ -85,11 +86,7 @@ class Comparison:
             batches = self.inputs(), self.inputs(draw=1)
             self.given_back: dict[str, float] = {}
             if config.is_plain_eager and device.type == "cpu":
-                # Before anything is verified, which frees large blocks: glibc then keeps more.
-                side = make_side(self.target, request.phase, self.inputs())
-                side.keep()
-                self.given_back = cost_of_giving_back(timed(side))
-                del side
+                self.given_back = self._cost_of_giving_back()
             keep_freed_memory()
             self.verifier = Verifier(self.target, request.phase, batches, *more)
             self.eager = self.verifier.eager
@@ -107,6 +104,17 @@ class Comparison:
         """
         on_cpu = self.target.device.type == "cpu"
         return self.channel.exclusive() if on_cpu else contextlib.nullcontext()
+
+    def _cost_of_giving_back(self) -> dict[str, float]:
+        """Before anything is verified, which frees large blocks: glibc then keeps more."""
+        phase = self.request.phase
+        model = self.target.fresh_model(phase, shares_parameters=True)
+        side = make_side(self.target, phase, first_call(self.inputs()), model=model)
+        side.keep()
+        cost = cost_of_giving_back(timed(side))
+        del side, model
+        gc.collect()  # views of a side refer to it
+        return cost
 
     def inputs(self, draw: int = 0) -> Any:
         """One batch; another ``draw`` gives other values."""

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
+_BIASES = {"addmm": 0, "baddbmm": 0, "convolution": 2}  # arguments that are added in float32
 _SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
 # Operations that choose, move or make numbers and round none, without underscores at the ends.
 _EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
@@ -87,7 +88,12 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             coarse = _of_tensor_cores(inexact[0], name)
             self.epsilon = max(self.epsilon, coarse, torch.finfo(inexact[0].dtype).eps)
             if coarse:
-                args = pytree.tree_map(lambda x: self._moved(x, coarse), args)
+                args = tuple(
+                    arg
+                    if n == _BIASES.get(name)
+                    else pytree.tree_map(partial(self._moved, epsilon=coarse), arg)
+                    for n, arg in enumerate(args)
+                )
         result = function(*args, **(kwargs or {}))
         if not function._schema.is_mutable:
             return pytree.tree_map(self._moved, result)
