@@ -326,14 +326,6 @@ def _notes(
         )
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
-    costs = [r.detail.get("given_back") or {} for r in records if r.config.is_plain_eager]
-    cost = max(costs, key=lambda each: each.get("times", 0.0), default={})
-    if cost.get("times", 0.0) > _SLOWER and cost["faults"] > _FAULTS:
-        yield (
-            f"figures are with freed memory kept: where glibc gives it back, eager mode takes up "
-            f"to {cost['times']:.1f} times as long ({cost['faults']:.0f} page faults a call); "
-            f"{_KEEPS} before a program's command keeps it there, too"
-        )
     # What every trial says is said once.
     if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
         yield from sorted(set.intersection(*said))
@@ -446,9 +438,21 @@ def _best(
         "same_code": best.same_code,
         "slow_sets": best.slow_sets,
         "call_s": best.call_s,
-        "notes": tuple(record.notes),
+        "notes": (*record.notes, *_giving_back(found)),
     }
     return Best(**known(Best, vars(record)) | own)
+
+
+def _giving_back(found: Sequence[Candidate]) -> Iterator[str]:
+    """What eager mode loses by page faults where a program's memory is not kept, as it is here."""
+    costs = (c.record.detail.get("given_back") for c in found if c.record.config.is_plain_eager)
+    cost = next(filter(None, costs), None) or {"times": 1.0, "faults": 0.0}
+    if cost["times"] > _SLOWER and cost["faults"] > _FAULTS:
+        yield (
+            f"where glibc gives freed memory back, as it may in your program, eager mode takes "
+            f"{cost['times']:.1f} times as long ({cost['faults']:.0f} page faults a call); here it "
+            f"is kept, and there with {_KEEPS} in the environment"
+        )
 
 
 def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:

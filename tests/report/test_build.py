@@ -224,5 +224,5 @@ def test_what_it_costs_to_give_memory_back_is_said_where_it_is_much() -> None:
         run = Run()
         run.records[0].detail["given_back"] = {"times": times, "faults": faults}
         run.search(LITE, 1.5)
-        notes = report(run)["phases"]["forward"]["notes"]
+        notes = report(run)["phases"]["forward"]["best"]["notes"]
         assert any("1.7 times as long (540 page faults a call)" in n for n in notes) is is_said

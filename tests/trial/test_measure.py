@@ -27,6 +27,7 @@ from autocompile.trial.measure.timing import (
     Rounds,
     Timed,
     block,
+    cost_of_giving_back,
     fill,
     lead_of,
     screen,
@@ -510,3 +511,5 @@ def test_what_it_costs_to_give_memory_back_is_measured_and_then_it_is_kept() -> 
     assert cost["faults"] > 1000  # pages of 4 KiB
     assert cost["times"] > 1.1
     assert faults < 20
+    long = timed(lambda: time.sleep(0.21))
+    assert cost_of_giving_back(long) == {}

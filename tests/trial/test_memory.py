@@ -230,3 +230,20 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
     assert result["outcome"] == "ok", result
     assert result["graphs"] == graphs
     assert result["compile_s"] == pytest.approx(graphs * 100.0, rel=0.05)
+
+
+LINEAR = """import torch
+def get_model(): return torch.nn.Linear(4, 4)
+def get_inputs(batch_size): return torch.randn(batch_size, 4)
+"""
+
+
+@pytest.mark.parametrize(("backend", "is_known"), [("eager", True), ("aot_eager", False)])
+def test_eager_mode_on_a_cpu_tells_what_it_costs_to_give_memory_back(
+    try_it: Try, tmp_path: Path, backend: str, is_known: bool
+) -> None:
+    found = tried(try_it, tmp_path, LINEAR, backend=backend)["detail"].get("given_back")
+    assert bool(found) is is_known
+    if found:
+        assert found["times"] > 0.2
+        assert found["faults"] < 500
