@@ -157,10 +157,11 @@ class Runner:
         self.folder.mkdir(parents=True, exist_ok=True)
         done = {m.folder for m in self.suite.members if self._is_at_an_end(m)}
         self._save(True)
-        least_s = _LEAST_S * len(self.suite.members)
+        missing = len(self.suite.members) - len(done)
+        least_s = _LEAST_S * missing
         if self.budget_s is not None and self.budget_s < least_s:
             self.say(
-                f"warning: {len(self.suite.members)} models in {self.budget_s:.0f} s are many: "
+                f"warning: {missing} models in {self.budget_s:.0f} s are many: "
                 f"with less than {least_s:.0f} s those at the end get no result"
             )
         try:
