@@ -29,6 +29,7 @@ ZONE = 0.02
 """A setting that may be better by less than this is not measured further."""
 SETS = (3, 6)
 """Minimum and maximum number of sets of fresh processes for a finalist."""
+_MUCH = 0.1  # single processes of a setting differ by less
 _MOST = 4  # finalists of one batch size, besides eager and the default
 
 
@@ -83,9 +84,10 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     """The best candidate of one batch size; None if eager mode was not measured.
 
     Raced settings precede those only searched, since the best of many single figures is biased
-    upwards. The best must beat eager with the whole interval that a user reads, which counts that
-    runs are apart: a gain of less than 3 % is none. What makes eager slower beside it is never the
-    best; whether it is faster stays open.
+    upwards; where none of them is faster than eager, one that was found after the race and is more
+    than a tenth faster counts. The best must beat eager with the whole interval that a user reads,
+    which counts that runs are apart: a gain of less than 3 % is none. What makes eager slower
+    beside it is never the best; whether it is faster stays open.
     """
     eager = next((c for c in found if c.record.config.is_baseline), None)
     if eager is None:
@@ -95,6 +97,8 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
     faster = [c for c in raced or rivals if c.reported.low > 1]
+    if not faster:
+        faster = [c for c in rivals if not c.sets and c.reported.low > 1 + _MUCH]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
     cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
     ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))

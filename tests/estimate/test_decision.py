@@ -154,6 +154,20 @@ def test_where_eager_is_kept_it_is_open_while_something_may_be_faster() -> None:
     assert [c.record.config for c, _ in decision.open] == [LITE]
 
 
+@pytest.mark.parametrize(("late", "is_best"), [(2.4, True), (1.08, False)])
+def test_what_is_found_after_the_race_counts_if_it_is_much_faster(
+    late: float, is_best: bool
+) -> None:
+    run = Run()
+    plain = run.plain(1.01)
+    run.race(plain, 1.01, 1.01, 1.01)
+    run.search(LITE, late)
+    decision = decided(run)
+    assert (decision.best.record.config == LITE) is is_best
+    assert decision.is_faster is is_best
+    assert decision.best.sets == (0 if is_best else decision.best.sets)
+
+
 def test_what_slows_eager_down_beside_it_is_no_rival() -> None:
     run = Run()
     run.search(LITE, 2.5, flags=("eager_slowed",))
