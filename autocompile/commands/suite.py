@@ -208,12 +208,12 @@ class Runner:
             is_asked = isinstance(error, UsageError) and not isinstance(error, TargetError)
             if is_asked and not self._reports and not self._errors:
                 raise  # of the request, and so of all models
-            self._reports.pop(member.folder, None)
             self._errors[member.folder] = error.what
-            if isinstance(error, NothingWorked):
-                self._is_at_an_end(member)  # it has a report all the same
-            else:
+            if not isinstance(error, NothingWorked):
                 self._hopeless.add(member.folder)
+            # It may have a report all the same, of before or of nothing that worked.
+            if not self._is_at_an_end(member) and member.folder in self._hopeless:
+                self._reports.pop(member.folder, None)
             self.say(f"error: {error.text()}")
         self._save(True)
         if any(report.interrupted for report in found.values()):
@@ -369,6 +369,8 @@ def run_suite(
     def tune(member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
         given = {**options, **more, "resume": resume, "phases": member.phases}
         given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
+        if resume and not suite.fixed:  # as it was begun: without a budget it is another
+            given["effort"] = suite.options.get("effort")
         if ray is None:
             result = api.tune(member.target, progress=progress, wait=True, **given)
             return {"": result.report}

@@ -61,6 +61,11 @@ def _in_set(first: Candidate, second: Candidate, number: int) -> float:
     return median([math.log(b / a) for a, b in zip(ours[1], theirs[1], strict=False)])
 
 
+def _is_late(c: Candidate) -> bool:
+    """Whether it was not raced, and seems much faster than eager."""
+    return not c.sets and not c.processes and c.reported.low > 1 + _MUCH
+
+
 @dataclass(frozen=True)
 class Decision:
     """The best setting at one batch size of a phase."""
@@ -98,7 +103,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     raced = [c for c in rivals if c.sets]
     faster = [c for c in raced or rivals if c.reported.low > 1]
     if not faster:
-        faster = [c for c in rivals if not c.sets and c.reported.low > 1 + _MUCH]
+        faster = [c for c in rivals if _is_late(c)]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
     cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
     ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))
@@ -138,7 +143,9 @@ def as_calls_grow(
     """
     eager = [c for c in found if c.record.config.is_baseline]
     rivals = [c for c in found if c not in eager and c.keeps(limits) and not c.slows_eager]
-    rivals = [c for c in rivals if c.sets] or rivals
+    raced = [c for c in rivals if c.sets]
+    late = [] if any(c.reported.low > 1 for c in raced) else [c for c in rivals if _is_late(c)]
+    rivals = [*raced, *late] if raced else rivals
 
     def compile_s(c: Candidate) -> float:
         return 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
@@ -202,7 +209,8 @@ def _going_on(decision: Decision, raced: Sequence[Candidate]) -> list[Candidate]
             or (len(c.processes) < SETS[1] and (c.sets < SETS[0] or c in may_win))
         )
     ]
-    new = [c for c in may_win if not c.sets and not c.processes]
+    late = [decision.best] if decision.is_faster else []
+    new = [c for c in (*late, *may_win) if not c.sets and not c.processes]
     return chosen + new[: max(0, _MOST - len(chosen))]
 
 

@@ -27,9 +27,14 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
     phases = dict.fromkeys(row.phase for row in suite.rows)
     sections = [_section(phase, suite) for phase in phases]
     whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
-    missing = len({row.run for row in suite.rows if row.verdict == "not_run"})
-    status = f"{missing} of {len(suite.members)} runs have no result yet. " if missing else ""
-    goes_on = "autocompile suite --resume goes on with the last suite."
+    missing = len(
+        {r.run for r in suite.rows} - {r.run for r in suite.rows if r.verdict != "not_run"}
+    )
+    status = (
+        f"{show.many(missing, 'run')} of {len(suite.members)} models and phases " if missing else ""
+    )
+    status += f"{'has' if missing == 1 else 'have'} no result yet. " if missing else ""
+    goes_on = "autocompile suite --resume --budget 1h goes on with the last suite."
     about = [(show.plain(k), show.plain(v)) for k, v in suite.environment.items() if v is not None]
     return Document(
         title=("autocompile suite: ", Span(show.plain(suite.name), "code")),

@@ -250,7 +250,7 @@ def test_what_the_budget_does_not_reach_is_a_row(runner: Any) -> None:
     suite = one.run()
     (row,) = [row for row in suite.rows if row.target == "c.py"]
     assert (row.verdict, row.message) == ("not_run", "not begun")
-    assert "1 of 3 runs have no result yet" in document(suite).status
+    assert "1 run of 3 models and phases has no result yet" in document(suite).status
     assert suite.share_right(best=True) == 1.0
     assert "not_run" in to_csv(suite).splitlines()[-1]
 
@@ -261,7 +261,7 @@ def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
     suite = one.run()
     assert suite.interrupted
     assert {row.target for row in suite.rows if row.best} == {"a.py"}
-    assert "2 of 3 runs have no result yet" in document(suite).status
+    assert "2 runs of 3 models and phases have no result yet" in document(suite).status
     assert Suite.read(Path("suite")).interrupted
 
 

@@ -165,7 +165,7 @@ def test_what_is_found_after_the_race_counts_if_it_is_much_faster(
     decision = decided(run)
     assert (decision.best.record.config == LITE) is is_best
     assert decision.is_faster is is_best
-    assert decision.best.sets == (0 if is_best else decision.best.sets)
+    assert LITE in [c.record.config for c in finalists(decision)]  # it is raced now
 
 
 def test_what_slows_eager_down_beside_it_is_no_rival() -> None:

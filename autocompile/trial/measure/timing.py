@@ -263,10 +263,13 @@ def cost_of_giving_back(eager: Timed) -> dict[str, float]:
 
     ``times`` as long as with memory kept, and the page ``faults`` of a call; empty for long calls.
     """
-    begin = time.perf_counter()
-    with eager.context():
-        eager.call()
-    if time.perf_counter() - begin > _LONG_CALL_S:
+    for _ in range(2):  # the first sets things up
+        begin = time.perf_counter()
+        with eager.context():
+            eager.call()
+        if (seconds := time.perf_counter() - begin) <= _LONG_CALL_S:
+            break
+    if seconds > _LONG_CALL_S:
         keep_freed_memory()
         return {}
     given_back_s, faults = _with_page_faults(eager)
