@@ -48,7 +48,7 @@ def part(script: str, *words: str, seconds: float | None = None) -> dict[str, An
 def aitune(name: str, device: str) -> dict[str, Any]:
     """Its pick of eager mode and Inductor's modes, and the speed-up that it reports."""
     missing = tuple(n for n in _FOR_GPUS if not importlib.util.find_spec(n))
-    sys.meta_path.insert(0, _Empty(missing))
+    sys.meta_path.insert(0, Empty(missing))
     import aitune.torch as ait
     import torch
     from aitune.torch.backend import (
@@ -91,7 +91,7 @@ class _Stand(type):
         return mock.MagicMock()
 
 
-class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Answers the import of some packages with modules in which every name is a mock."""
 
     def __init__(self, names: tuple[str, ...]) -> None:

@@ -17,50 +17,22 @@ go to ``cpu/aitune.json``; ``--count`` is about all that are there.
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import json
 import sys
 import tempfile
 import time
-import types
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from models import EAGER, HERE, MODELS
 from store import append, last_line, load, neighbour
 
+sys.path.insert(0, str(HERE.parent / "peers"))
+from tools import Empty
+
 MODEL = "mlp"
 GPU_ONLY = ("modelopt", "polygraphy", "pynvml", "tensorrt", "torch_tensorrt", "torchao")
-
-
-class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers the import of some packages with modules in which every name is a mock."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.split(".")[0] not in self.names:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-        module.__version__ = "1.0"
-
-        def give(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return mock.MagicMock(name=name)
-
-        module.__getattr__ = give
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
 
 
 def tune(batch_sizes: list[int], seed: int) -> dict[str, Any]:

@@ -279,11 +279,11 @@ def cost_of_giving_back(eager: Timed) -> dict[str, float]:
 
 
 def _with_page_faults(side: Timed) -> tuple[float, float]:
-    """Median seconds and page faults of some calls, after two that come up to them."""
+    """Median seconds and page faults of some calls, after one that comes up to them."""
     side.restore()
     times: list[float] = []
     with side.context():
-        side.call(), side.call()
+        side.call()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         while len(times) < _FEW_CALLS or (sum(times) < _LOOK_S and len(times) < _MANY_CALLS):
             begin = time.perf_counter()
