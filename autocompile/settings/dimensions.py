@@ -334,13 +334,13 @@ DIMENSIONS = (
     Dimension(
         "precision", "default", "comma list of default, high, medium: changes numbers",
         ("default", "high", "medium"), by_name=True, missing=_no_numbers,
-        applied="process", label=lambda value: f"{value} precision",
+        effect="per kind", applied="process", label=lambda value: f"{value} precision",
         line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
     ),
     Dimension(
         "autocast", "none", "comma list of none, bfloat16, float16: changes numbers",
-        ("none", "bfloat16", "float16"), by_name=True, missing=_no_numbers, is_written=True,
-        label=lambda value: f"autocast {value}",
+        ("none", "bfloat16", "float16"), by_name=True, missing=_no_numbers, effect="per kind",
+        is_written=True, label=lambda value: f"autocast {value}",
     ),
     Dimension(
         "guards", "all", "comma list, e.g. all,skip_inbuilt_modules: drops checks",

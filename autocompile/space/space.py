@@ -465,11 +465,14 @@ def build_space(
 
 
 def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
-    """Why an implementation of the optimizer is not tried with what is compiled; or empty.
+    """Why two values are not tried together; or empty.
 
     Beside a model that is compiled, the optimizer's seconds only add up, and its fused step was the
     fastest one on every machine (studies/first_runs).
     """
+    has_both = config.autocast != "none" and config.precision != "default"
+    if has_both and "default" in (wanted.precision or ()):
+        return "under autocast products have its type, whatever the precision of float32"
     phase = phase_of(place.phase)
     is_beside_a_model = phase.steps and phase.has_backward
     if not is_beside_a_model or "fused" not in place.optimizers:

@@ -67,7 +67,11 @@ def aitune(name: str, device: str) -> dict[str, Any]:
     strategy = ait.MaxThroughputStrategy([*backends.values()])
     wrapped = ait.Module(module.get_model().eval().to(device), name, strategy=strategy)
     ait.tune(
-        wrapped, sample[0], batch_sizes=[len(sample)], device=device, ignore_failing_modules=False
+        wrapped,
+        sample[0].to(device),
+        batch_sizes=[len(sample)],
+        device=device,
+        ignore_failing_modules=False,
     )
     names = {backend.describe(): mode for mode, backend in backends.items()}
     found = {

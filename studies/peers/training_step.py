@@ -1,110 +1,142 @@
 """A training step on a GPU: autocompile and pytorch-autotune 2.0.0, and what their picks bring.
 
     pip install --no-deps pytorch-autotune==2.0.0
-    python studies/peers/training_step.py encoder --budget 120 --to studies/peers/h100/encoder.json
+    python studies/peers/training_step.py encoder --budget 100 --to studies/peers/h100/encoder.json
 
-Each tool tunes in a process of its own for as many seconds, with TF32 and bfloat16 allowed to both
-(here they are named: ``--precision``, ``--autocast``). Then one process builds both picks from
-scratch, beside four baselines, in a loop that shares no code with either, and times them in turns:
-60 rounds of at least 0.1 s each. A figure's error is that of the speed-up that a tool reports.
+Each run of a tool is a process of its own with empty caches, of as many seconds, with TF32 and
+bfloat16 allowed to both (here they are named: ``--precision``, ``--autocast``). Then one process
+builds every pick from scratch, beside four baselines, in a loop that shares no code with either,
+and times them in turns: 60 rounds of at least 0.1 s each. A figure's error is that of the speed-up
+that a tool reports. The parts may run on GPUs of one kind side by side:
+
+    ... encoder --tools autocompile --no-reference --to a.json
+    ... encoder --tools autotune --no-reference --to b.json
+    ... encoder --runs 0 --of a.json b.json --to encoder.json
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from tools import TARGETS, part, target
+
 ROUNDS, ROUND_S, WARM = 60, 0.1, 15
+TF32 = ("high", True)
+BASELINES: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "amp_bf16"},
+    "plain": {"compile": "default"},
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--budget", type=int, default=120)
-    parser.add_argument("--to", type=Path)
-    parser.add_argument("--one", help="part of it (for the script itself)")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--budget", type=int, default=100)
+    parser.add_argument("--tools", default="autocompile,autotune")
+    parser.add_argument("--of", type=Path, nargs="*", default=[], help="rows that are there")
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--picks", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print("\n" + json.dumps(PARTS[asked.one](asked.model, asked.budget, Path.cwd())))
+        found = {
+            "autocompile": lambda: autocompile(asked.model, asked.budget),
+            "autotune": lambda: autotune(asked.model, asked.budget),
+            "reference": lambda: reference(asked.model, json.loads(asked.picks)),
+        }[asked.one]()
+        print("\n" + json.dumps(found))
         return
-    found: dict[str, Any] = {"model": asked.model, "budget_s": asked.budget}
-    with tempfile.TemporaryDirectory() as folder:
-        for part in PARTS:
-            began = time.monotonic()
-            command = [sys.executable, __file__, asked.model, "--budget", str(asked.budget)]
-            done = subprocess.run(
-                [*map(str, command), "--one", part], cwd=folder, stdout=subprocess.PIPE, text=True
-            )
-            lines = done.stdout.strip().splitlines()
-            found[part] = json.loads(lines[-1]) if done.returncode == 0 and lines else None
-            found[f"{part}_wall_s"] = round(time.monotonic() - began, 1)
-            print(part, found[f"{part}_wall_s"], found[part], flush=True)
-    if asked.to:
-        asked.to.parent.mkdir(parents=True, exist_ok=True)
-        asked.to.write_text(json.dumps(found, indent=1) + "\n")
+    asked.to.parent.mkdir(parents=True, exist_ok=True)
+    common = [asked.model, "--budget", str(asked.budget), "--to", str(asked.to)]
+
+    def run(*words: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="peers-") as cache:
+            os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, TRITON_CACHE_DIR=f"{cache}/triton")
+            return part(__file__, *common, *words)
+
+    rows = [row for path in asked.of for row in json.loads(path.read_text())["rows"]]
+    found = {"model": asked.model, "budget_s": asked.budget, "rows": rows}
+    for number in range(asked.runs):
+        for tool in asked.tools.split(","):
+            rows.append({"tool": tool, "run": number, **run("--one", tool)})
+            print(rows[-1], flush=True)
+            asked.to.write_text(json.dumps(found, indent=1) + "\n")
+    if asked.no_reference:
+        return
+    picks = {key_of(row): row["pick"] for row in rows if "pick" in row}
+    found["reference"] = timed = run("--one", "reference", "--picks", json.dumps(picks))
+    print(timed, flush=True)
+    for row in rows:
+        ms = timed.get("ms", {})
+        if "pick" in row and key_of(row) in ms:
+            row["true_speedup"] = round(ms["fp32"] / ms[key_of(row)], 4)
+            row["error"] = round(abs(row["speedup"] / row["true_speedup"] - 1), 4)
+    asked.to.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def target(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / "targets" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def key_of(row: dict[str, Any]) -> str:
+    """The name of a pick in the reference."""
+    pick = {name: value for name, value in row["pick"].items() if name != "fullgraph"}
+    return f"{row['tool']} {json.dumps(pick, sort_keys=True)}"
 
 
-def autocompile(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
+def autocompile(name: str, budget_s: int) -> dict[str, Any]:
     from autocompile import tune
-    from autocompile.settings.tuned import Tuned, TunedSet
     from autocompile.space.space import SearchSpace
 
-    space = SearchSpace(precision=("default", "high"), autocast=("none", "bfloat16"))
-    result = tune(
-        HERE / "targets" / f"{name}.py",
-        phases=("train_step",),
-        space=space,
-        budget_s=budget_s,
-        run_dir=folder / "run",
-        progress="plain",
-    )
-    report = result.report
-    (folder / "tuned.json").write_text(TunedSet((Tuned.from_report(report),)).to_json())
-    best = report.phases["train_step"].best
-    assert best
-    confidence = report.phases["train_step"].confidence
+    with tempfile.TemporaryDirectory() as folder:
+        result = tune(
+            TARGETS / f"{name}.py",
+            phases=("train_step",),
+            space=SearchSpace(precision=("default", "high"), autocast=("none", "bfloat16")),
+            budget_s=budget_s,
+            run_dir=Path(folder) / "run",
+            progress="none",
+        )
+    phase = result.report.phases["train_step"]
+    assert phase.best
+    interval = phase.best.speedup
     return {
-        "pick": {k: v for k, v in best.config.items() if v},
-        "speedup": best.speedup.to_dict(),
-        "confidence": confidence.word if confidence else "",
+        "pick": phase.best.config.to_dict(),
+        "speedup": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "confidence": phase.confidence.word if phase.confidence else "",
         "trials": [
-            [
-                t.config["backend"],
-                t.config["mode"],
-                t.config["autocast"],
-                t.config["precision"],
-                t.outcome.value,
-                t.speedup.value if t.speedup else None,
-            ]
-            for t in report.phases["train_step"].trials
+            {
+                "config": {**plain_of(t.config), **dict(t.config.get("options", {}))},
+                "outcome": t.outcome.value,
+                "speedup": t.speedup.value if t.speedup else None,
+            }
+            for t in phase.trials
         ],
     }
 
 
-def autotune(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
+def plain_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a setting is not as by default."""
+    from autocompile.settings.config import CompileConfig
+
+    usual = {**CompileConfig().to_dict(), "backend": ""}
+    return {name: value for name, value in config.items() if value != usual.get(name)}
+
+
+def autotune(name: str, budget_s: int) -> dict[str, Any]:
+    import torch
     from pytorch_autotune import autotune as tune
 
     module = target(name)
-    import torch
-
     torch.manual_seed(0)
     x = module.get_inputs().cuda()
     found = tune(
@@ -115,12 +147,13 @@ def autotune(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
         cache=False,
         verbose=False,
     )
-    (folder / "autotune.json").write_text(json.dumps(found.config.to_dict()))
     report = found.report.to_dict()
-    return {"pick": found.config.to_dict(), "report": report}
+    pick = found.config.to_dict()
+    (speedup,) = {t["speedup"] for t in report["trials"] if t["config"] == pick} or {1.0}
+    return {"pick": pick, "speedup": speedup, "report": report}
 
 
-def reference(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
+def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Milliseconds of a step of each, built from scratch and timed in turns."""
     import torch
 
@@ -140,34 +173,35 @@ def reference(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
 
     usual = flags()
 
-    def built(how: str) -> Any:
+    def built(pick: dict[str, Any]) -> Any:
         set_flags(usual)
         torch._dynamo.reset()
         model = module.get_model()
         model.load_state_dict(state)
         model = model.cuda().train()
-        given, dtype, scaler, inputs = model, None, None, x
-        if how == "ours":
+        given, dtype, scaler, inputs, ours = model, None, None, x, None
+        if "backend" in pick:  # of autocompile, which changes the model and the optimizer in place
             import autocompile
+            from autocompile.settings.config import CompileConfig
+            from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
+            choice = Choice(CompileConfig.from_dict(pick, "train_step"))
+            ours = Path(tempfile.mkdtemp()) / "tuned.json"
+            tuned = Tuned({"train_step": (choice,)}, {}, name)
+            ours.write_text(TunedSet((tuned,)).to_json())
             optimizer = module.get_optimizer(model)
-            autocompile.apply(model, "tuned.json", "train_step", optimizer=optimizer)
+            if pick["scope"] != "step":
+                autocompile.apply(model, ours, "train_step", optimizer=optimizer)
         else:
-            config = {"precision": "fp32", "compile": "off"}
-            if how == "autotune":
-                config = json.loads((folder / "autotune.json").read_text())
-            elif how != "fp32":
-                config["precision"] = {"tf32": "tf32", "bf16": "amp_bf16"}.get(how, "fp32")
-                config["compile"] = "default" if how == "plain" else "off"
-            if config["precision"] != "fp32":
-                set_flags(("high", True))
-            if config.get("channels_last"):
+            precision, mode = pick.get("precision", "fp32"), pick.get("compile", "off")
+            if not precision.startswith("fp32"):
+                set_flags(TF32)
+            if pick.get("channels_last"):
                 model, inputs = (v.to(memory_format=torch.channels_last) for v in (model, x))
-            dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(config["precision"])
+            dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(precision)
             scaler = torch.amp.GradScaler("cuda") if dtype is torch.float16 else None
-            fused = {"fused": True} if config.get("fused_opt") else {}
+            fused = {"fused": True} if pick.get("fused_opt") else {}
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fused)
-            mode = config["compile"]
             if mode != "off":
                 given = torch.compile(model, mode=None if mode == "default" else mode)
 
@@ -184,15 +218,17 @@ def reference(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
                 optimizer.step()
             return loss
 
+        if ours and pick["scope"] == "step":
+            step = autocompile.apply(step, ours, "train_step", optimizer=optimizer)
         first = float(step())
         for _ in range(WARM):
             step()
-        return how, step, flags(), first
+        return step, flags(), first
 
-    sides = [built(how) for how in ("fp32", "tf32", "bf16", "plain", "autotune", "ours")]
-    times: dict[str, list[float]] = {how: [] for how, *_ in sides}
+    sides = {how: built(pick) for how, pick in (BASELINES | picks).items()}
+    times: dict[str, list[float]] = {how: [] for how in sides}
     counts = {}
-    for how, step, own, _ in sides:
+    for how, (step, own, _) in sides.items():
         set_flags(own)
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -201,7 +237,7 @@ def reference(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
         torch.cuda.synchronize()
         counts[how] = max(3, int(ROUND_S * 5 / (time.perf_counter() - began)))
     for _ in range(ROUNDS):
-        for how, step, own, _ in sides:
+        for how, (step, own, _) in sides.items():
             set_flags(own)
             for _ in range(2):
                 step()
@@ -213,13 +249,11 @@ def reference(name: str, budget_s: int, folder: Path) -> dict[str, Any]:
             times[how].append((time.perf_counter() - began) / counts[how] * 1e3)
     return {
         "ms": {how: round(statistics.median(values), 4) for how, values in times.items()},
-        "first_loss": {how: first for how, _, _, first in sides},
+        "first_loss": {how: first for how, (*_, first) in sides.items()},
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
 
-
-PARTS = {"autocompile": autocompile, "autotune": autotune, "reference": reference}
 
 if __name__ == "__main__":
     main()

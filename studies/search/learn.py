@@ -114,6 +114,27 @@ def rows_of_reference(path: Path) -> list[Row]:
     ]
 
 
+def rows_of_precision(path: Path) -> list[Row]:
+    """A file of studies/gpu/precision: each side's step against eager's in float32.
+
+    Every side has the fused optimizer, whose effect is in neither.
+    """
+    data = json.loads(path.read_text())
+    eager = np.median(data["rows"][0]["ms"])
+    found: list[Row] = []
+    for row in data["rows"]:
+        is_eager, number = row["mode"] == "off", row["precision"]
+        config = CompileConfig(
+            backend="eager" if is_eager else "inductor",
+            mode="default" if is_eager else row["mode"],
+            precision="high" if number == "tf32" else "default",
+            autocast=number if number == "bfloat16" else "none",
+        )
+        log = float(np.log(eager / np.median(row["ms"])))
+        found.append((STEP, (path.stem, None), config, log, 0.0))
+    return found
+
+
 def ratios(path: Path) -> list[Ratio]:
     """What each setting's cold compile took, in compiles of plain ``torch.compile()``."""
     data = json.loads(path.read_text())
@@ -123,7 +144,7 @@ def ratios(path: Path) -> list[Ratio]:
             if row.get("compile_s"):
                 config = CompileConfig.from_dict(row["config"])
                 found.append((row["batch_size"], data["kind"], config, row["compile_s"]))
-    elif "rows" in data:
+    elif "rows" in data and "network" not in data:
         found = [(None, kind, c, s - OF_TRIAL_S) for kind, _, c, _, s in rows_of_reference(path)]
     plain = {cell: s for cell, _, config, s in found if config == CompileConfig()}
     return [
@@ -194,8 +215,8 @@ def learned(rows: list[Row]) -> dict[str, Any]:
 
 
 def reader_of(path: Path) -> Callable[[Path], list[Row]]:
-    if path.parent.name == "h100":
-        return rows_of_reference
+    if path.parent.name in ("h100", "precision"):
+        return rows_of_reference if path.parent.name == "h100" else rows_of_precision
     return rows_of_table if path.parent.name == "tables" else rows_of_dimensions
 
 
@@ -250,7 +271,7 @@ def tables() -> list[Path]:
     """Every recorded table."""
     found = sorted((ROOT / "studies/search").glob("*/tables/*.json"))
     older = sorted((ROOT / "studies/dimensions").glob("c*/*.json"))
-    found += sorted((ROOT / "studies/gpu/h100").glob("*.json"))
+    found += sorted((ROOT / "studies/gpu").glob("[hp]*/*.json"))
     return found + [p for p in older if p.stem not in ("pairs", "roofline", "adam_default_heap")]
 
 

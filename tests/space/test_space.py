@@ -111,6 +111,17 @@ def test_options_of_convolutions_are_for_models_that_have_some() -> None:
     assert tried(steps) == {"triton.cudagraphs", "combo_kernels"}
 
 
+def test_a_precision_of_float32_is_not_tried_under_autocast() -> None:
+    tried = configs(space(precision=("default", "high"), autocast=("none", "bfloat16")))
+    assert {(c.precision, c.autocast) for c in tried} == {
+        ("default", "none"), ("high", "none"), ("default", "bfloat16")
+    }  # fmt: skip
+    only = configs(space(precision=("high",), autocast=("bfloat16",)))
+    assert {(c.precision, c.autocast) for c in only - {EAGER, CompileConfig()}} == {
+        ("high", "bfloat16")
+    }
+
+
 @pytest.mark.parametrize(
     "config",
     [
