@@ -23,6 +23,7 @@ from autocompile.errors import (
     UsageError,
     first_words,
 )
+from autocompile.execute.starter import shared_fork_servers
 from autocompile.space.space import USUAL_PHASES, SearchSpace
 from autocompile.store import runs
 from autocompile.store.files import write_json
@@ -385,7 +386,8 @@ def run_suite(
             raise next(iter(outcome.errors.values()))
         return {kind: result.report for kind, result in outcome.results.items()}
 
-    return folder, Runner(folder, suite, budget_s, tune, say, note).run()
+    with shared_fork_servers():  # starting one, and importing a library, is a third of a short run
+        return folder, Runner(folder, suite, budget_s, tune, say, note).run()
 
 
 _KEPT = ("effort", "device", "seed", "tolerance")

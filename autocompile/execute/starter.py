@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import send_handle
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
@@ -52,7 +52,6 @@ class ForkServer:
 
     def __init__(self, python: str, variables: Mapping[str, str], selector: BaseSelector) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        self._selector = selector
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         environment = {
             **os.environ,
@@ -77,7 +76,7 @@ class ForkServer:
             raise ForkServerError(f"the fork server cannot be started: {error}") from None
         finally:
             theirs.close()
-        selector.register(self._connection, EVENT_READ, self.listen)
+        self.attach(selector)
         self._error: ForkServerError | None = None
         self._unanswered = 1  # it reports that it is ready, or why not, without a request
         self._asked_at = time.monotonic()
@@ -131,6 +130,15 @@ class ForkServer:
             raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
         return int(answer["pid"])
 
+    def attach(self, selector: BaseSelector) -> None:
+        self._selector = selector
+        selector.register(self._connection, EVENT_READ, self.listen)
+
+    def detach(self) -> bool:
+        """Leave the selector; whether it can serve another one."""
+        self._unregister()
+        return self._error is None
+
     def close(self) -> None:
         """Kill the server, and with it the trials that it forked."""
         self._process.kill()
@@ -175,6 +183,22 @@ class ForkServer:
         return f": {lines[-1][:200]}" if lines else ""
 
 
+_idle: dict[str, ForkServer] | None = None  # by interpreter; None: each ends with its starter
+
+
+@contextlib.contextmanager
+def shared_fork_servers() -> Iterator[None]:
+    """Within it one starter after the other has the same fork server, with all that it imported."""
+    global _idle
+    _idle = {}
+    try:
+        yield
+    finally:
+        servers, _idle = _idle, None
+        for server in servers.values():
+            server.close()
+
+
 class ProcessStarter:
     """Starts trial processes under one interpreter.
 
@@ -204,7 +228,10 @@ class ProcessStarter:
         """Whether a trial can start at once; if not, starts the fork server that it waits for."""
         while self._forks and not job.fresh:
             try:
-                if self._fork_server is None:
+                if self._fork_server is None and (server := (_idle or {}).pop(self._python, None)):
+                    self._fork_server = server
+                    server.attach(self._selector)
+                elif self._fork_server is None:
                     self._fork_server = ForkServer(self._python, self._variables, self._selector)
                     if any(self._warmth):
                         self._fork_server.warm(*self._warmth)
@@ -255,6 +282,9 @@ class ProcessStarter:
         return child
 
     def close(self) -> None:
+        server = self._fork_server
+        if _idle is not None and server and not self._variables and server.detach():
+            self._fork_server, _idle[self._python] = None, server
         self._end_fork_server()
         if self._library is not None:
             self._library.cleanup()

@@ -530,6 +530,9 @@ def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
             )
 
 
+_NOT_TRIED = "the run ended before any other setting was tried"
+
+
 def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[str, Any]:
     configs = {json.dumps(t.config, sort_keys=True): t.config for t in trials}
     settings = [
@@ -554,7 +557,8 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
     if row is None and any(_is(t.config, EAGER) and not t.ok for t in trials):
         return answer
     if row is None and (eager is None or not answer["settings"]):
-        return {**answer, "verdict": "not_run", "message": phase.reason or phase.state}
+        reason = phase.reason if phase.verdict == "failed" else _NOT_TRIED  # of another size
+        return {**answer, "verdict": "not_run", "message": phase.state or reason}
     config = phase.config_of(row.number) if row else {}
     found = by_config.get(Tried(config=config, outcome=Outcome.OK).key)
     if row is None or not row.is_faster or found is None:

@@ -108,7 +108,7 @@ def autocompile(name: str, budget_s: int) -> dict[str, Any]:
     assert phase.best
     interval = phase.best.speedup
     return {
-        "pick": phase.best.config.to_dict(),
+        "pick": dict(phase.best.config),
         "speedup": interval.value,
         "low": interval.low,
         "high": interval.high,
@@ -149,8 +149,8 @@ def autotune(name: str, budget_s: int) -> dict[str, Any]:
     )
     report = found.report.to_dict()
     pick = found.config.to_dict()
-    (speedup,) = {t["speedup"] for t in report["trials"] if t["config"] == pick} or {1.0}
-    return {"pick": pick, "speedup": speedup, "report": report}
+    of_pick = [t["speedup"] for t in report["trials"] if t["config"] == pick and t["speedup"]]
+    return {"pick": pick, "speedup": max(of_pick, default=1.0), "report": report}
 
 
 def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from autocompile.report.suite import differences, document, to_csv, to_markdown
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.store.report import Member, Report, Row, Suite, Tried
+from autocompile.store.report import Member, Report, Row, Suite, Tried, rows_of
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
 MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"
@@ -356,6 +356,17 @@ def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> 
         assert row.plain.outcome is Outcome.WRONG_OUTPUT
     assert {row.verdict for row in rows(disturbed)} == {"faster"}
     assert killed
+
+
+def test_a_size_at_which_only_eager_mode_was_tried_has_no_answer_of_another_size() -> None:
+    report = Report.read(json.loads(said("show", str(recorded()), "--json")), "it")
+    name, phase = next((n, p) for n, p in report.phases.items() if p.verdict == "faster")
+    eager = next(t for t in phase.trials if t.config["backend"] == "eager")
+    phase = replace(phase, trials=(*phase.trials, replace(eager, batch_size=99)))
+    rows = rows_of(Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase}))
+    row = next(row for row in rows if row.batch_size == 99)
+    assert (row.verdict, row.best) == ("not_run", None)
+    assert row.message == "the run ended before any other setting was tried"
 
 
 def test_a_suite_of_a_library_that_is_not_there_says_so(

@@ -17,7 +17,7 @@ from autocompile.errors import UsageError
 from autocompile.execute import starter
 from autocompile.execute.executor import Ended, Ending, Event, Job, Told
 from autocompile.execute.local import LocalExecutor
-from autocompile.execute.starter import ForkServer, ForkServerError
+from autocompile.execute.starter import ForkServer, ForkServerError, ProcessStarter
 from autocompile.store.record import Outcome
 
 Interpreter = Callable[[str], str]
@@ -153,6 +153,34 @@ def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
     with pytest.raises(UsageError, match="cannot be forked here"):
         executor.wait(60.0)
     executor.close()
+    assert_nothing_left(python)
+
+
+def test_within_a_suite_one_starter_after_the_other_has_the_same_fork_server(
+    tmp_path: Path,
+    interpreter: Interpreter,
+    monkeypatch: pytest.MonkeyPatch,
+    selector: selectors.BaseSelector,
+) -> None:
+    log = tmp_path / "started"
+    begins = f"print('once', file=open({str(log)!r}, 'a'))\n"
+    python = interpreter(f"{ANSWERS}{begins}say()\nfor _ in heard(): say()")
+    monkeypatch.setattr(sys, "executable", python)
+
+    def used() -> None:
+        one = ProcessStarter(python, "fork", print, selector)
+        while not one.is_ready(Job(1, tmp_path, timeout_s=1.0)):
+            selector.select(0.5)
+        one.close()
+        assert not selector.get_map()
+
+    with starter.shared_fork_servers():
+        used()
+        used()
+        assert log.read_text().split() == ["once"]
+    assert_nothing_left(python)
+    used()
+    assert log.read_text().split() == ["once"] * 2
     assert_nothing_left(python)
 
 
