@@ -37,6 +37,7 @@ else:
 _BATCH_SIZE = 8  # one size, since there are many models
 _FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
 _LEAST_S = 45.0  # in less a run cannot try even plain torch.compile()
+_MORE = 1.5  # times the seconds in which no compile has ended
 _WORTH = 0.01  # a likely gain below this, as a fraction, is none
 
 
@@ -152,6 +153,7 @@ class Runner:
         self._reports: dict[str, Mapping[str, Report]] = {}
         self._hopeless: set[str] = set()  # with another error than that nothing has worked yet
         self._again = Counter[str]()  # how often a run got some of the rest of the budget
+        self._had_s = dict[str, float]()  # seconds that a run got last
 
     def run(self) -> Suite:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
@@ -175,7 +177,7 @@ class Runner:
             while promising := self._most_promising():
                 one, share_s = promising
                 self._again[one.folder] += 1
-                self._tune(one, max(_LEAST_S, share_s), "once more")
+                self._tune(one, share_s, "once more")
         except KeyboardInterrupt:
             return self._save(True)
         return self._save(False)
@@ -195,6 +197,7 @@ class Runner:
     def _tune(self, member: Member, budget_s: float | None, which: str) -> None:
         phases = "" if member.phases is None else f", {', '.join(member.phases)}"
         share = "" if budget_s is None else f", {budget_s:.0f} s"
+        self._had_s[member.folder] = budget_s or 0.0
         self.note(f"{which}: {member.target}{phases}{share}")
         folder = self.folder / member.folder
         try:
@@ -253,7 +256,8 @@ class Runner:
     def _most_promising(self) -> tuple[Member, float] | None:
         """The member that the rest of the budget may bring most, and its share in seconds.
 
-        Each gets one before any gets another; None where there is nothing to win.
+        Each gets one before any gets another; None where there is nothing to win. A run in which no
+        compiled setting has ended gets more than it had.
         """
         left_s = self._left_s()
         if self.budget_s is None or left_s < _LEAST_S or self.suite.fixed:
@@ -264,7 +268,11 @@ class Runner:
             return None
         least = min(self._again[m.folder] for m in members)
         turn = [m for m in members if self._again[m.folder] == least]
-        return max(turn, key=lambda m: worth[m.folder]), left_s / len(turn)
+        one = max(turn, key=lambda m: worth[m.folder])
+        reports = self._reports.get(one.folder, {}).values()
+        has_compiled = any(p.compiled_tried for r in reports for p in r.phases.values())
+        least_s = _LEAST_S if has_compiled else _MORE * self._had_s.get(one.folder, 0.0)
+        return one, min(left_s, max(_LEAST_S, least_s, left_s / len(turn)))
 
     def _save(self, interrupted: bool) -> Suite:
         rows: list[Row] = []

@@ -214,6 +214,20 @@ def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
     assert abs(again.count("b") - again.count("c")) <= 1
 
 
+@pytest.mark.parametrize("compiled", [0, 3])
+def test_where_no_compile_has_ended_there_is_more_time_than_before(
+    runner: Any, compiled: int
+) -> None:
+    one, runs = runner("abcdefgh", 1000.0, **dict.fromkeys("abcdefgh", 0.5))
+    phases = {n: replace(p, compiled_tried=compiled) for n, p in runs.report.phases.items()}
+    runs.report = replace(runs.report, phases=phases)
+    one.run()
+    had, again = dict(runs.given[:8]), runs.given[8:]
+    assert len(again) == 8 if compiled else 3 <= len(again) <= 5
+    name, share = again[0]
+    assert share < had[name] if compiled else share == pytest.approx(1.5 * had[name])
+
+
 def test_a_run_without_any_result_gets_more_time_once(runner: Any) -> None:
     one, runs = runner("abc", 2000.0, c=0.1)
     runs.raises["b"] = NothingWorked("in 400 s nothing worked")
