@@ -146,6 +146,23 @@ def test_beside_the_baseline_runs_what_the_study_allows() -> None:
     assert any(not s.config.is_eager for s in begun[1:])
 
 
+def test_what_eager_mode_says_of_bfloat16_does_not_keep_compiled_code_from_it() -> None:
+    """Of a transformer's step on a GPU, where eager mode gains nothing by it."""
+    fields = [{}, {"precision": "high"}, {"autocast": "bfloat16"}]
+    plain = [CompileConfig(optimizer=o, **f) for o in ("default", "fused") for f in fields]
+    modes = [dataclasses.replace(c, mode=A) for c in plain]
+    steps = [dataclasses.replace(c, scope="step") for c in (*plain, *modes)]
+    eagers = [dataclasses.replace(c, backend="eager") for c in plain]
+    every = [Setting(c, 32, "train_step") for c in (*eagers, *plain, *modes, *steps)]
+    prior = {"train_step": prior_of("cuda", "train_step", has_convolutions=False)}
+    sampler = make_sampler("portfolio", every, prior, {"train_step": 32}, seed=0)
+    known = {s: 0.98 for s in every if s.config.is_eager} | {every[len(eagers)]: 1.1}
+    study = told(sampler, *((s, v, {"seconds": 20.0}) for s, v in known.items()))
+    assert following(sampler, study).config == CompileConfig(
+        mode=A, optimizer="fused", autocast="bfloat16"
+    )
+
+
 def test_each_family_is_looked_at_whatever_the_prior_says() -> None:
     """The tables expect nothing of a backend, and its compile is cheap."""
     names = ("onnxrt", "openvino_onnx")

@@ -7,6 +7,7 @@ every build of torch.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,23 @@ def test_a_model_of_transformers_is_fed_and_gives_its_own_loss(
     assert target.loss(output, inputs) is output.loss
     assert loss > 0 and target.choices["loss"].startswith("the model's own")
     assert target.kind == "transformers"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "BartModel?layers=2&d_model=16&vocab_size=50&encoder_attention_heads=2"
+        "&decoder_attention_heads=2",
+        "T5Model?layers=2&d_model=16&vocab_size=50&d_kv=8&num_heads=2",
+    ],
+    ids=lambda x: x.partition("?")[0],
+)
+def test_layers_are_those_of_the_decoder_too(model: str) -> None:
+    pytest.importorskip("transformers")
+    names = [name for name, _ in load(f"transformers:{model}").model.named_modules()]
+    for part in ("encoder", "decoder"):
+        blocks = {n for n in names if re.fullmatch(rf"{part}\.(layers|block)\.\d+", n)}
+        assert len(blocks) == 2
 
 
 def test_a_type_of_models_and_one_without_a_loss() -> None:

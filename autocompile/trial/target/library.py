@@ -244,7 +244,7 @@ def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) 
 def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
     """A config with options of it or of its parts, as ``text_config.hidden_size``.
 
-    ``layers`` is the number of layers, of each part where the whole has none.
+    ``layers`` is the number of layers, also of a decoder; of each part where the whole has none.
     """
     usual, given = kind(), dict(options)
     if "layers" in given:
@@ -254,7 +254,8 @@ def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
             raise TargetError(what, hint=f"?depths={','.join('1' * len(stages))}")
         parts = [p for p in usual.sub_configs if hasattr(getattr(usual, p, None), key)]
         every = [key] if hasattr(usual, key) else [f"{part}.{key}" for part in parts]
-        given |= dict.fromkeys(every or ["layers"], layers)
+        every += [n for n in ("decoder_layers", "num_decoder_layers") if hasattr(usual, n)]
+        given = {**dict.fromkeys(every or ["layers"], layers), **given}
     if hasattr(usual, "use_cache"):
         given.setdefault("use_cache", False)  # a call alone has no use for a cache
     arguments: dict[str, Any] = {}
