@@ -184,7 +184,8 @@ def tune(
             doing = f"run {folder.path.absolute()}"
             began += stack.enter_context(held(doing, progress.warning, wait))
         # By what is free now: while it waited, the other command had some of it.
-        executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
+        library, *_ = runs.library_model(plan.target) or ("",)
+        executor = executor or LocalExecutor(isolation=isolation, jobs=jobs, share=library)
         stack.enter_context(contextlib.closing(executor))
         # Stations know their own memory.
         memory = memory_limit_bytes or (most_memory_bytes() if is_local else 0) or None

@@ -24,9 +24,11 @@ from autocompile.errors import (
     first_words,
 )
 from autocompile.execute.starter import shared_fork_servers
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.space.space import USUAL_PHASES, SearchSpace
 from autocompile.store import runs
 from autocompile.store.files import write_json
+from autocompile.store.record import Outcome
 from autocompile.store.report import SUITE, Member, Report, Row, Suite, rows_of
 
 if sys.version_info >= (3, 11):
@@ -37,7 +39,7 @@ else:
 _BATCH_SIZE = 8  # one size, since there are many models
 _FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
 _LEAST_S = 45.0  # in less a run cannot try even plain torch.compile()
-_MORE = 1.5  # times the seconds in which no compile has ended
+_MORE = 1.5  # a run whose baseline was cut off gets this many times the seconds that it had
 _WORTH = 0.01  # a likely gain below this, as a fraction, is none
 
 
@@ -153,7 +155,6 @@ class Runner:
         self._reports: dict[str, Mapping[str, Report]] = {}
         self._hopeless: set[str] = set()  # with another error than that nothing has worked yet
         self._again = Counter[str]()  # how often a run got some of the rest of the budget
-        self._had_s = dict[str, float]()  # seconds that a run got last
 
     def run(self) -> Suite:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
@@ -197,7 +198,6 @@ class Runner:
     def _tune(self, member: Member, budget_s: float | None, which: str) -> None:
         phases = "" if member.phases is None else f", {', '.join(member.phases)}"
         share = "" if budget_s is None else f", {budget_s:.0f} s"
-        self._had_s[member.folder] = budget_s or 0.0
         self.note(f"{which}: {member.target}{phases}{share}")
         folder = self.folder / member.folder
         try:
@@ -248,31 +248,41 @@ class Runner:
         answers = [phase.answer for report in reports for phase in report.phases.values()]
         if not any(answers):
             return float("inf") if not self._again[member.folder] else 0.0
-        paths = _runs(self.folder / member.folder).values()
-        every = [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
-        spaces = [space for run in every for space in run.get("spaces", {}).values()]
+        spaces = [s for run in self._made(member) for s in run.get("spaces", {}).values()]
         return max((row["likely"] for one in spaces for row in one.get("rest", ())), default=0.0)
+
+    def _made(self, member: Member) -> list[dict[str, Any]]:
+        paths = _runs(self.folder / member.folder).values()
+        return [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
+
+    def _least_s(self, member: Member) -> float:
+        """The least seconds of use to a run: more than it had, where they ended a baseline."""
+        reports = self._reports.get(member.folder, {}).values()
+        trials = [t for report in reports for phase in report.phases.values() for t in phase.trials]
+        ended = [t.config for t in trials if t.outcome is not Outcome.INTERRUPTED]
+        lost = [CompileConfig.from_dict(t.config) for t in trials if t.config not in ended]
+        if not any(config in (EAGER, DEFAULT_INDUCTOR) for config in lost):
+            return _LEAST_S
+        had_s = sum(run.get("wall_s", 0.0) for run in self._made(member))
+        return max(_LEAST_S, _MORE * had_s)
 
     def _most_promising(self) -> tuple[Member, float] | None:
         """The member that the rest of the budget may bring most, and its share in seconds.
 
-        Each gets one before any gets another; None where there is nothing to win. A run in which no
-        compiled setting has ended gets more than it had.
+        Each gets one before any gets another; None where there is nothing to win.
         """
         left_s = self._left_s()
         if self.budget_s is None or left_s < _LEAST_S or self.suite.fixed:
             return None
         worth = {m.folder: self._worth(m) for m in self.suite.members}
         members = [m for m in self.suite.members if worth[m.folder] > _WORTH]
+        members = [m for m in members if self._least_s(m) <= left_s]
         if not members:
             return None
         least = min(self._again[m.folder] for m in members)
         turn = [m for m in members if self._again[m.folder] == least]
         one = max(turn, key=lambda m: worth[m.folder])
-        reports = self._reports.get(one.folder, {}).values()
-        has_compiled = any(p.compiled_tried for r in reports for p in r.phases.values())
-        least_s = _LEAST_S if has_compiled else _MORE * self._had_s.get(one.folder, 0.0)
-        return one, min(left_s, max(_LEAST_S, least_s, left_s / len(turn)))
+        return one, max(self._least_s(one), left_s / len(turn))
 
     def _save(self, interrupted: bool) -> Suite:
         rows: list[Row] = []
@@ -394,7 +404,7 @@ def run_suite(
             raise next(iter(outcome.errors.values()))
         return {kind: result.report for kind, result in outcome.results.items()}
 
-    with shared_fork_servers():  # starting one, and importing a library, is a third of a short run
+    with shared_fork_servers():  # starting one and its imports are a third of a short run
         return folder, Runner(folder, suite, budget_s, tune, say, note).run()
 
 

@@ -32,14 +32,17 @@ _BIRTH_S = 5.0  # for a supervisor to start its worker
 
 
 class LocalExecutor:
-    """Runs trials here, at most ``jobs`` at once, whose environments spread them over ``gpus``."""
+    """Runs trials here, at most ``jobs`` at once, whose environments spread them over ``gpus``.
+
+    ``share``: as of a :class:`ProcessStarter`.
+    """
 
     def __init__(
-        self, isolation: Isolation = "auto", jobs: int | None = None, gpus: int = 1
+        self, isolation: Isolation = "auto", jobs: int | None = None, gpus: int = 1, share: str = ""
     ) -> None:
         if jobs is not None and jobs < 1:
             raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
-        self._isolation, self._jobs_given = isolation, jobs is not None
+        self._isolation, self._share, self._jobs_given = isolation, share, jobs is not None
         self._events: list[Event] = []
         self._selector = selectors.DefaultSelector()
         self._starters = dict[str, ProcessStarter]()  # by interpreter
@@ -130,7 +133,7 @@ class LocalExecutor:
     def _starter(self, python: str | None) -> ProcessStarter:
         python = python or sys.executable
         if python not in self._starters:
-            made = ProcessStarter(python, self._isolation, self._tell, self._selector)
+            made = ProcessStarter(python, self._isolation, self._tell, self._selector, self._share)
             self._starters[python] = made
         return self._starters[python]
 

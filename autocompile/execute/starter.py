@@ -135,9 +135,10 @@ class ForkServer:
         selector.register(self._connection, EVENT_READ, self.listen)
 
     def detach(self) -> bool:
-        """Leave the selector; whether it can serve another one."""
+        """Leave the selector; whether it is idle, so that another starter can have it."""
+        self.listen()
         self._unregister()
-        return self._error is None
+        return self._error is None and not self._unanswered and not self._has_to_prepare
 
     def close(self) -> None:
         """Kill the server, and with it the trials that it forked."""
@@ -183,12 +184,12 @@ class ForkServer:
         return f": {lines[-1][:200]}" if lines else ""
 
 
-_idle: dict[str, ForkServer] | None = None  # by interpreter; None: each ends with its starter
+_idle: dict[str, ForkServer] | None = None  # by what they share; None: none outlives its starter
 
 
 @contextlib.contextmanager
 def shared_fork_servers() -> Iterator[None]:
-    """Within it one starter after the other has the same fork server, with all that it imported."""
+    """Within it starters that ``share`` the same one after the other have the same fork server."""
     global _idle
     _idle = {}
     try:
@@ -204,12 +205,14 @@ class ProcessStarter:
 
     It forks them from the fork server (``fork``), starts an interpreter for each (``spawn``), or
     forks where that is safe (``auto``), and tells where it falls back to a slower way. Where
-    isolation is ``fork`` and not safe, all methods raise a UsageError.
+    isolation is ``fork`` and not safe, all methods raise a UsageError. ``share`` names what its
+    targets import, since an import may change what comes after it; without, nothing is shared.
     """
 
     def __init__(
-        self, python: str, isolation: Isolation, tell: Callable[[str], None], selector: BaseSelector
-    ) -> None:
+        self, python: str, isolation: Isolation, tell: Callable[[str], None],
+        selector: BaseSelector, share: str = "",
+    ) -> None:  # fmt: skip
         if isolation not in ("auto", "fork", "spawn"):
             raise UsageError(f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)")
         if not Path("/proc/self/task").exists():
@@ -222,14 +225,15 @@ class ProcessStarter:
             self._lend_package()
         self._fork_server: ForkServer | None = None
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
-        self._deaths = 0
+        self._deaths, self._is_inherited = 0, False
+        self._share = "" if self._variables else share
 
     def is_ready(self, job: Job) -> bool:
         """Whether a trial can start at once; if not, starts the fork server that it waits for."""
         while self._forks and not job.fresh:
             try:
-                if self._fork_server is None and (server := (_idle or {}).pop(self._python, None)):
-                    self._fork_server = server
+                if self._fork_server is None and (server := (_idle or {}).pop(self._share, None)):
+                    self._fork_server, self._is_inherited = server, True
                     server.attach(self._selector)
                 elif self._fork_server is None:
                     self._fork_server = ForkServer(self._python, self._variables, self._selector)
@@ -283,8 +287,8 @@ class ProcessStarter:
 
     def close(self) -> None:
         server = self._fork_server
-        if _idle is not None and server and not self._variables and server.detach():
-            self._fork_server, _idle[self._python] = None, server
+        if _idle is not None and self._share and server is not None and server.detach():
+            self._fork_server, _idle[self._share] = None, server
         self._end_fork_server()
         if self._library is not None:
             self._library.cleanup()
@@ -298,6 +302,9 @@ class ProcessStarter:
     def _fall_back(self, error: ForkServerError) -> None:
         """Fork without the target's imports, or else start interpreters."""
         self._end_fork_server()
+        if self._is_inherited:  # it says nothing about this target
+            self._is_inherited = False
+            return
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
             return  # it may have been killed from outside: try a new one

@@ -472,7 +472,7 @@ def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) ->
     """
     has_both = config.autocast != "none" and config.precision != "default"
     if has_both and "default" in (wanted.precision or ()):
-        return "under autocast products have its type, whatever the precision of float32"
+        return f"autocast already computes products of matrices in {config.autocast}"
     phase = phase_of(place.phase)
     is_beside_a_model = phase.steps and phase.has_backward
     if not is_beside_a_model or "fused" not in place.optimizers:

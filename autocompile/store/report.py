@@ -557,8 +557,10 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
     if row is None and any(_is(t.config, EAGER) and not t.ok for t in trials):
         return answer
     if row is None and (eager is None or not answer["settings"]):
-        reason = phase.reason if phase.verdict == "failed" else _NOT_TRIED  # of another size
-        return {**answer, "verdict": "not_run", "message": phase.state or reason}
+        why = "eager mode was not measured" if answer["settings"] else _NOT_TRIED
+        # Of a phase with an answer the reason is about another size.
+        why = phase.state or (phase.reason if phase.verdict == "failed" else why)
+        return {**answer, "verdict": "not_run", "message": why}
     config = phase.config_of(row.number) if row else {}
     found = by_config.get(Tried(config=config, outcome=Outcome.OK).key)
     if row is None or not row.is_faster or found is None:

@@ -114,25 +114,23 @@ def rows_of_reference(path: Path) -> list[Row]:
     ]
 
 
-def rows_of_precision(path: Path) -> list[Row]:
-    """A file of studies/gpu/precision: each side's step against eager's in float32.
+def of_precisions(paths: list[Path], without: str = "") -> dict[str, float]:
+    """What TF32 and bfloat16 bring, of studies/gpu/precision: each side against float32's.
 
-    Every side has the fused optimizer, whose effect is in neither.
+    Of the same mode, so that it says nothing of the mode.
     """
-    data = json.loads(path.read_text())
-    eager = np.median(data["rows"][0]["ms"])
-    found: list[Row] = []
-    for row in data["rows"]:
-        is_eager, number = row["mode"] == "off", row["precision"]
-        config = CompileConfig(
-            backend="eager" if is_eager else "inductor",
-            mode="default" if is_eager else row["mode"],
-            precision="high" if number == "tf32" else "default",
-            autocast=number if number == "bfloat16" else "none",
-        )
-        log = float(np.log(eager / np.median(row["ms"])))
-        found.append((STEP, (path.stem, None), config, log, 0.0))
-    return found
+    logs = defaultdict(list)
+    for path in paths:
+        if path.stem == without:
+            continue
+        rows = json.loads(path.read_text())["rows"]
+        ms = {(row["mode"], row["precision"]): np.median(row["ms"]) for row in rows}
+        for (mode, number), own in ms.items():
+            kind = "eager" if mode == "off" else "compiled"
+            name = {"tf32": "precision=high", "bfloat16": "autocast=bfloat16"}.get(number)
+            if name:
+                logs[f"{name} {kind}"].append(math.log(ms[mode, "float32"] / own))
+    return {n: round(float(sum(v) / (len(v) + SHRINK)), 3) for n, v in sorted(logs.items())}
 
 
 def ratios(path: Path) -> list[Ratio]:
@@ -144,7 +142,7 @@ def ratios(path: Path) -> list[Ratio]:
             if row.get("compile_s"):
                 config = CompileConfig.from_dict(row["config"])
                 found.append((row["batch_size"], data["kind"], config, row["compile_s"]))
-    elif "rows" in data and "network" not in data:
+    elif "rows" in data:
         found = [(None, kind, c, s - OF_TRIAL_S) for kind, _, c, _, s in rows_of_reference(path)]
     plain = {cell: s for cell, _, config, s in found if config == CompileConfig()}
     return [
@@ -215,8 +213,8 @@ def learned(rows: list[Row]) -> dict[str, Any]:
 
 
 def reader_of(path: Path) -> Callable[[Path], list[Row]]:
-    if path.parent.name in ("h100", "precision"):
-        return rows_of_reference if path.parent.name == "h100" else rows_of_precision
+    if path.parent.name == "h100":
+        return rows_of_reference
     return rows_of_table if path.parent.name == "tables" else rows_of_dimensions
 
 
@@ -264,6 +262,8 @@ def learn(paths: list[Path], without: str = "") -> dict[str, Any]:
     found = {kind: learned(own) for kind, own in sorted(by_kind.items())}
     real = [path for path in paths if path.stem != without and path.stem.endswith("_step")]
     found[STEP] |= by_size(real, learn_ratios(paths, without)[STEP])
+    precisions = sorted((ROOT / "studies/gpu/precision").glob("*.json"))
+    found[STEP]["effects"] |= of_precisions(precisions, without)
     return found
 
 
@@ -271,7 +271,7 @@ def tables() -> list[Path]:
     """Every recorded table."""
     found = sorted((ROOT / "studies/search").glob("*/tables/*.json"))
     older = sorted((ROOT / "studies/dimensions").glob("c*/*.json"))
-    found += sorted((ROOT / "studies/gpu").glob("[hp]*/*.json"))
+    found += sorted((ROOT / "studies/gpu/h100").glob("*.json"))
     return found + [p for p in older if p.stem not in ("pairs", "roofline", "adam_default_heap")]
 
 

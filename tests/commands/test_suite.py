@@ -24,7 +24,7 @@ from autocompile.report.suite import differences, document, to_csv, to_markdown
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.store.report import Member, Report, Row, Suite, Tried, rows_of
+from autocompile.store.report import Member, Report, Row, Suite, Trial, Tried, rows_of
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
 MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"
@@ -140,6 +140,7 @@ class Runs:
         rest = [{"likely": get(member.folder, 0.0), "config": {}}]
         run = {"schema": 1, "plan": {"target": member.target}, "phases": ["forward"]}
         run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
+        run["wall_s"] = more["budget_s"]
         run["spaces"] = {"forward": {"rest": rest}}
         (more["run_dir"] / "run.json").write_text(json.dumps(run))
         return {"": self.report}
@@ -214,18 +215,26 @@ def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
     assert abs(again.count("b") - again.count("c")) <= 1
 
 
-@pytest.mark.parametrize("compiled", [0, 3])
-def test_where_no_compile_has_ended_there_is_more_time_than_before(
-    runner: Any, compiled: int
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_a_run_whose_baseline_was_cut_off_gets_more_than_it_had(
+    runner: Any, is_cut_off: bool
 ) -> None:
     one, runs = runner("abcdefgh", 1000.0, **dict.fromkeys("abcdefgh", 0.5))
-    phases = {n: replace(p, compiled_tried=compiled) for n, p in runs.report.phases.items()}
-    runs.report = replace(runs.report, phases=phases)
+    if is_cut_off:
+        phases = {n: replace(p, trials=cut_off(p.trials)) for n, p in runs.report.phases.items()}
+        runs.report = replace(runs.report, phases=phases)
     one.run()
     had, again = dict(runs.given[:8]), runs.given[8:]
-    assert len(again) == 8 if compiled else 3 <= len(again) <= 5
+    assert (len(again) == 8) is not is_cut_off, again
     name, share = again[0]
-    assert share < had[name] if compiled else share == pytest.approx(1.5 * had[name])
+    assert share < had[name] if not is_cut_off else share == pytest.approx(1.5 * had[name])
+    assert one.clock() <= 1000.0
+
+
+def cut_off(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    plain = [t for t in trials if CompileConfig.from_dict(t.config) == DEFAULT_INDUCTOR]
+    assert plain
+    return tuple(replace(t, outcome=Outcome.INTERRUPTED) if t in plain else t for t in trials)
 
 
 def test_a_run_without_any_result_gets_more_time_once(runner: Any) -> None:

@@ -167,20 +167,28 @@ def test_within_a_suite_one_starter_after_the_other_has_the_same_fork_server(
     python = interpreter(f"{ANSWERS}{begins}say()\nfor _ in heard(): say()")
     monkeypatch.setattr(sys, "executable", python)
 
-    def used() -> None:
-        one = ProcessStarter(python, "fork", print, selector)
+    def used(share: str) -> None:
+        one = ProcessStarter(python, "fork", print, selector, share)
         while not one.is_ready(Job(1, tmp_path, timeout_s=1.0)):
             selector.select(0.5)
         one.close()
         assert not selector.get_map()
 
     with starter.shared_fork_servers():
-        used()
-        used()
+        used("timm")
+        used("timm")
         assert log.read_text().split() == ["once"]
+        used("")  # a file of the user's, which may have modules of any name
+        used("transformers")
+        assert log.read_text().split() == ["once"] * 3
+        (idle,) = (one for what, one in (starter._idle or {}).items() if what == "timm")
+        idle._process.kill()
+        idle._process.wait()
+        used("timm")  # one that has died is no failure of what comes next
+        assert log.read_text().split() == ["once"] * 4
     assert_nothing_left(python)
-    used()
-    assert log.read_text().split() == ["once"] * 2
+    used("timm")
+    assert log.read_text().split() == ["once"] * 5
     assert_nothing_left(python)
 
 
