@@ -23,12 +23,9 @@ from autocompile.errors import (
     UsageError,
     first_words,
 )
-from autocompile.execute.starter import shared_fork_servers
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.space.space import USUAL_PHASES, SearchSpace
 from autocompile.store import runs
 from autocompile.store.files import write_json
-from autocompile.store.record import Outcome
 from autocompile.store.report import SUITE, Member, Report, Row, Suite, rows_of
 
 if sys.version_info >= (3, 11):
@@ -258,10 +255,7 @@ class Runner:
     def _least_s(self, member: Member) -> float:
         """The least seconds of use to a run: more than it had, where they ended a baseline."""
         reports = self._reports.get(member.folder, {}).values()
-        trials = [t for report in reports for phase in report.phases.values() for t in phase.trials]
-        ended = [t.config for t in trials if t.outcome is not Outcome.INTERRUPTED]
-        lost = [CompileConfig.from_dict(t.config) for t in trials if t.config not in ended]
-        if not any(config in (EAGER, DEFAULT_INDUCTOR) for config in lost):
+        if not any(p.lacks_a_baseline for report in reports for p in report.phases.values()):
             return _LEAST_S
         had_s = sum(run.get("wall_s", 0.0) for run in self._made(member))
         return max(_LEAST_S, _MORE * had_s)
@@ -346,10 +340,11 @@ def run_suite(
         UsageError: the suite or an option is none.
         RunError: nothing to resume, or another autocompile is at work here.
     """
+    from autocompile.execute.exclusive import held
+    from autocompile.execute.starter import shared_fork_servers
+
     wait = options.pop("wait", False)
     if ray is None and options.get("executor") is None:
-        from autocompile.execute.exclusive import held
-
         with held("autocompile suite", say, wait):
             pass  # another command ends this one here only: between two models it is waited for
     if resume:

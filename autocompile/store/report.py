@@ -281,6 +281,13 @@ class PhaseResult(_Part):
         return self.verdict == "faster" and self.best is not None
 
     @property
+    def lacks_a_baseline(self) -> bool:
+        """Whether eager mode or plain ``torch.compile()`` was begun and always cut off."""
+        ended = [t.config for t in self.trials if t.outcome is not Outcome.INTERRUPTED]
+        lost = [t.config for t in self.trials if t.config not in ended]
+        return any(_is(c, EAGER) or _is(c, DEFAULT_INDUCTOR) for c in lost)
+
+    @property
     def searched(self) -> list[Trial]:
         return [t for t in self.trials if t.role == "search"]
 
