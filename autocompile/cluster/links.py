@@ -68,7 +68,7 @@ def connected(address: str) -> Iterator[Cluster]:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
             f"cannot connect to a Ray cluster at {address}: {' '.join(first)[:400]}",
-            hint="RAY_AUTH_MODE=token ray status   (of the same Ray; token: where it asks for one)",
+            hint="ray status   (of the same Ray; with RAY_AUTH_MODE=token if it needs one)",
         ) from None
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():  # Ray's own leaves with an exit code of its own

@@ -36,7 +36,7 @@ else:
 _BATCH_SIZE = 8  # one size, since there are many models
 _FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
 _LEAST_S = 45.0  # in less a run cannot try even plain torch.compile()
-_MORE = 1.5  # a run whose baseline was cut off gets this many times the seconds that it had
+_MORE = 1.5  # a run in which no compile has ended gets this many times the seconds that it had
 _WORTH = 0.01  # a likely gain below this, as a fraction, is none
 
 
@@ -253,30 +253,32 @@ class Runner:
         return [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
 
     def _least_s(self, member: Member) -> float:
-        """The least seconds of use to a run: more than it had, where they ended a baseline."""
+        """The least seconds of use: where no compiled setting has ended, more than it had."""
         reports = self._reports.get(member.folder, {}).values()
-        if not any(p.lacks_a_baseline for report in reports for p in report.phases.values()):
+        phases = [phase for report in reports for phase in report.phases.values()]
+        if not any(p.compiled_settings and not p.compiled_tried for p in phases):
             return _LEAST_S
-        had_s = sum(run.get("wall_s", 0.0) for run in self._made(member))
-        return max(_LEAST_S, _MORE * had_s)
+        had = [run.get("options", {}).get("budget_s") or 0.0 for run in self._made(member)]
+        return max(_LEAST_S, _MORE * max(had, default=0.0))
 
     def _most_promising(self) -> tuple[Member, float] | None:
         """The member that the rest of the budget may bring most, and its share in seconds.
 
-        Each gets one before any gets another; None where there is nothing to win.
+        Those that had the fewest come first, and those for which there is enough left; None where
+        there is nothing to win.
         """
         left_s = self._left_s()
         if self.budget_s is None or left_s < _LEAST_S or self.suite.fixed:
             return None
         worth = {m.folder: self._worth(m) for m in self.suite.members}
         members = [m for m in self.suite.members if worth[m.folder] > _WORTH]
-        members = [m for m in members if self._least_s(m) <= left_s]
+        members = [m for m in members if self._least_s(m) <= left_s] or members
         if not members:
             return None
         least = min(self._again[m.folder] for m in members)
         turn = [m for m in members if self._again[m.folder] == least]
         one = max(turn, key=lambda m: worth[m.folder])
-        return one, max(self._least_s(one), left_s / len(turn))
+        return one, min(left_s, max(self._least_s(one), left_s / len(turn)))
 
     def _save(self, interrupted: bool) -> Suite:
         rows: list[Row] = []
@@ -399,7 +401,7 @@ def run_suite(
             raise next(iter(outcome.errors.values()))
         return {kind: result.report for kind, result in outcome.results.items()}
 
-    with shared_fork_servers():  # starting one and its imports are a third of a short run
+    with shared_fork_servers():  # torch and a library are imported once
         return folder, Runner(folder, suite, budget_s, tune, say, note).run()
 
 

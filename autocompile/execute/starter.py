@@ -270,7 +270,7 @@ class ProcessStarter:
                 child.supervisor = child.process.pid
             else:
                 child.supervisor = self._fork_server.fork(child.arguments, child.pipes.theirs)
-                child.forked = True
+                child.forked, self._is_inherited = True, False
         except ForkServerError as error:
             self._fall_back(error)
         finally:

@@ -24,7 +24,7 @@ from autocompile.settings.phases import phase_of
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"threads": 0.05, "dynamic": 0.05, "scope": 0.1, "inductor triton.cudagraphs": 0.15}
 _FIELDS |= {"inductor max_autotune": 0.1, "inductor mode": 0.1}
-_FIELDS |= dict.fromkeys(("optimizer", "autocast", "precision"), 0.3)
+_FIELDS |= {"optimizer": 0.3, "autocast": 0.5, "precision": 0.5}
 _FIELD, _OPTION = 0.15, 0.08  # other fields, other options
 _HERE = 0.5  # of the part at one batch size, relative to the shared part
 _PLAIN_LOG = 0.02  # penalty for each further field, so that combinations come later

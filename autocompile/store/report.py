@@ -281,13 +281,6 @@ class PhaseResult(_Part):
         return self.verdict == "faster" and self.best is not None
 
     @property
-    def lacks_a_baseline(self) -> bool:
-        """Whether eager mode or plain ``torch.compile()`` was begun and always cut off."""
-        ended = [t.config for t in self.trials if t.outcome is not Outcome.INTERRUPTED]
-        lost = [t.config for t in self.trials if t.config not in ended]
-        return any(_is(c, EAGER) or _is(c, DEFAULT_INDUCTOR) for c in lost)
-
-    @property
     def searched(self) -> list[Trial]:
         return [t for t in self.trials if t.role == "search"]
 
@@ -561,10 +554,11 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
         answer["confidence"] = phase.confidence.word if phase.confidence else ""
     elif row and row.decided is False:
         answer["confidence"] = "open"
-    if row is None and any(_is(t.config, EAGER) and not t.ok for t in trials):
-        return answer
+    lost = next((t for t in trials if _is(t.config, EAGER) and not t.ok), None)
+    if row is None and lost is not None:
+        return {**answer, "message": answer["message"] or f"eager mode fails: {lost.message}"}
     if row is None and (eager is None or not answer["settings"]):
-        why = "eager mode was not measured" if answer["settings"] else _NOT_TRIED
+        why = "eager mode's own trial has not ended" if answer["settings"] else _NOT_TRIED
         # Of a phase with an answer the reason is about another size.
         why = phase.state or (phase.reason if phase.verdict == "failed" else why)
         return {**answer, "verdict": "not_run", "message": why}

@@ -117,7 +117,7 @@ def rows_of_reference(path: Path) -> list[Row]:
 def of_precisions(paths: list[Path], without: str = "") -> dict[str, float]:
     """What TF32 and bfloat16 bring, of studies/gpu/precision: each side against float32's.
 
-    Of the same mode, so that it says nothing of the mode.
+    Of the same mode, since modes have effects of their own.
     """
     logs = defaultdict(list)
     for path in paths:

@@ -24,7 +24,7 @@ from autocompile.report.suite import differences, document, to_csv, to_markdown
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.store.report import Member, Report, Row, Suite, Trial, Tried, rows_of
+from autocompile.store.report import Member, Report, Row, Suite, Tried, rows_of
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
 MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"
@@ -140,7 +140,7 @@ class Runs:
         rest = [{"likely": get(member.folder, 0.0), "config": {}}]
         run = {"schema": 1, "plan": {"target": member.target}, "phases": ["forward"]}
         run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
-        run["wall_s"] = more["budget_s"]
+        run["options"] = {"budget_s": more["budget_s"]}
         run["spaces"] = {"forward": {"rest": rest}}
         (more["run_dir"] / "run.json").write_text(json.dumps(run))
         return {"": self.report}
@@ -215,26 +215,30 @@ def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
     assert abs(again.count("b") - again.count("c")) <= 1
 
 
-@pytest.mark.parametrize("is_cut_off", [False, True])
-def test_a_run_whose_baseline_was_cut_off_gets_more_than_it_had(
-    runner: Any, is_cut_off: bool
-) -> None:
+@pytest.mark.parametrize("ended", [0, 3])
+def test_a_run_in_which_no_compile_has_ended_gets_more_than_it_had(runner: Any, ended: int) -> None:
     one, runs = runner("abcdefgh", 1000.0, **dict.fromkeys("abcdefgh", 0.5))
-    if is_cut_off:
-        phases = {n: replace(p, trials=cut_off(p.trials)) for n, p in runs.report.phases.items()}
-        runs.report = replace(runs.report, phases=phases)
+    phases = {
+        n: replace(p, compiled_settings=9, compiled_tried=ended)
+        for n, p in runs.report.phases.items()
+    }
+    runs.report = replace(runs.report, phases=phases)
     one.run()
     had, again = dict(runs.given[:8]), runs.given[8:]
-    assert (len(again) == 8) is not is_cut_off, again
+    assert (len(again) == 8) is bool(ended), again
     name, share = again[0]
-    assert share < had[name] if not is_cut_off else share == pytest.approx(1.5 * had[name])
+    assert share < had[name] if ended else share == pytest.approx(1.5 * had[name])
     assert one.clock() <= 1000.0
 
 
-def cut_off(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    plain = [t for t in trials if CompileConfig.from_dict(t.config) == DEFAULT_INDUCTOR]
-    assert plain
-    return tuple(replace(t, outcome=Outcome.INTERRUPTED) if t in plain else t for t in trials)
+def test_where_less_is_left_than_a_run_needs_it_gets_that(runner: Any) -> None:
+    one, runs = runner("ab", 300.0, a=0.5, b=0.4)
+    phases = {
+        n: replace(p, compiled_settings=9, compiled_tried=0) for n, p in runs.report.phases.items()
+    }
+    runs.report = replace(runs.report, phases=phases)
+    one.run()
+    assert one.clock() == pytest.approx(300.0)
 
 
 def test_a_run_without_any_result_gets_more_time_once(runner: Any) -> None:
@@ -390,6 +394,11 @@ def test_a_size_at_which_only_eager_mode_was_tried_has_no_answer_of_another_size
     row = next(row for row in rows if row.batch_size == 99)
     assert (row.verdict, row.best) == ("not_run", None)
     assert row.message == "the run ended before any other setting was tried"
+    lost = replace(eager, batch_size=99, outcome=Outcome.OUT_OF_MEMORY, message="8 GiB")
+    phase = replace(phase, trials=(*phase.trials[:-1], lost))
+    rows = rows_of(Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase}))
+    row = next(row for row in rows if row.batch_size == 99)
+    assert (row.verdict, row.message) == ("failed", "eager mode fails: 8 GiB")
 
 
 def test_a_suite_of_a_library_that_is_not_there_says_so(

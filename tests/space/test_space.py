@@ -116,10 +116,11 @@ def test_a_precision_of_float32_is_not_tried_under_autocast() -> None:
     assert {(c.precision, c.autocast) for c in tried} == {
         ("default", "none"), ("high", "none"), ("default", "bfloat16")
     }  # fmt: skip
-    only = configs(space(precision=("high",), autocast=("bfloat16",)))
-    assert {(c.precision, c.autocast) for c in only - {EAGER, CompileConfig()}} == {
-        ("high", "bfloat16")
-    }
+    for asked in (("high",), ("high", "medium")):
+        only = configs(space(precision=asked, autocast=("bfloat16",)))
+        assert {(c.precision, c.autocast) for c in only - {EAGER, CompileConfig()}} == {
+            ("high", "bfloat16")
+        }
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,8 @@ def test_a_model_of_transformers_is_fed_and_gives_its_own_loss(
         "BartModel?layers=2&d_model=16&vocab_size=50&encoder_attention_heads=2"
         "&decoder_attention_heads=2",
         "T5Model?layers=2&d_model=16&vocab_size=50&d_kv=8&num_heads=2",
+        "ProphetNetModel?layers=2&hidden_size=16&vocab_size=50&num_encoder_attention_heads=2"
+        "&num_decoder_attention_heads=2",
     ],
     ids=lambda x: x.partition("?")[0],
 )

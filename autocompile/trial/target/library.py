@@ -241,20 +241,31 @@ def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) 
     return _fed(spec, make(config), config, length)
 
 
+_OF_A_PART = re.compile(r"(\w+_)?(en|de)coder_(num_hidden_)?layers|num_(en|de)coder_layers")
+
+
+def _counts_of_layers(config: Any) -> list[str]:
+    known = config.to_dict() if hasattr(config, "to_dict") else {}
+    found = [n for n, v in known.items() if _OF_A_PART.fullmatch(n) and isinstance(v, int)]
+    whole = [] if "num_encoder_layers" in found else ["num_hidden_layers"]  # ProphetNet's raises
+    return [*(n for n in whole if hasattr(config, n)), *found]
+
+
 def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
     """A config with options of it or of its parts, as ``text_config.hidden_size``.
 
-    ``layers`` is the number of layers, also of a decoder; of each part where the whole has none.
+    ``layers`` is the number of layers of its encoder and its decoder, and where the whole has no
+    number of its own that of each part.
     """
     usual, given = kind(), dict(options)
     if "layers" in given:
-        key, layers = "num_hidden_layers", given.pop("layers")
+        layers = given.pop("layers")
         if stages := getattr(usual, "depths", None):
             what = f"{kind.__name__} has its layers in stages: {','.join(map(str, stages))}"
             raise TargetError(what, hint=f"?depths={','.join('1' * len(stages))}")
-        parts = [p for p in usual.sub_configs if hasattr(getattr(usual, p, None), key)]
-        every = [key] if hasattr(usual, key) else [f"{part}.{key}" for part in parts]
-        every += [n for n in ("decoder_layers", "num_decoder_layers") if hasattr(usual, n)]
+        every = _counts_of_layers(usual)
+        for part in usual.sub_configs if "num_hidden_layers" not in every else ():
+            every += [f"{part}.{n}" for n in _counts_of_layers(getattr(usual, part, None))]
         given = {**dict.fromkeys(every or ["layers"], layers), **given}
     if hasattr(usual, "use_cache"):
         given.setdefault("use_cache", False)  # a call alone has no use for a cache
@@ -266,7 +277,8 @@ def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
             names = (*usual.to_dict(), *usual.attribute_map, "layers", "length")
             raise _unknown(f"{kind.__name__} has no attribute", path, names, spec)
         value = given[path] = _as_listed(getattr(place, key), value)
-        inner = arguments.setdefault(part, {}) if part else arguments
+        kept = {"model_type": place.model_type} if part else {}
+        inner = arguments.setdefault(part, kept) if part else arguments
         inner[place.attribute_map.get(key, key)] = value
     config = kind(**arguments)
     for path, value in given.items():
