@@ -35,6 +35,7 @@ from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
 from autocompile.store.reading import known, made
 from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
 from autocompile.store.report import (
+    NOT_TRIED,
     Best,
     Confidence,
     Exported,
@@ -135,7 +136,7 @@ def _phase(
         works = any(not c.record.config.is_plain_eager for c in allowed)
         if not any(_is_tried(r) and r.batch_size == size for r in records):
             where = "" if size is None else f" at batch size {size}"
-            reason = missing = f"the run ended before any other setting was tried{where}"
+            reason = missing = f"{NOT_TRIED}{where}"
         elif interrupted or not works:
             missing = f"{len(tried)} of {settings} settings tried"
     best = decision.best if decision and verdict != "failed" else None
@@ -233,7 +234,7 @@ def _verdict(
         return "faster", f"nothing else {nothing_better}"
     others = [c for c in allowed if not c.record.config.is_baseline]
     if not others and not any(_is_tried(r) for r in records):
-        return "keep_eager", "the run ended before any other setting was tried"
+        return "keep_eager", NOT_TRIED
     if not others:
         return "keep_eager", _why_nothing(every, records, space)
     return "keep_eager", f"nothing {nothing_better}"

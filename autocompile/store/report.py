@@ -530,7 +530,7 @@ def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
             )
 
 
-_NOT_TRIED = "the run ended before any other setting was tried"
+NOT_TRIED = "the run ended before any other setting was tried"
 
 
 def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[str, Any]:
@@ -558,7 +558,7 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
     if row is None and lost is not None:
         return {**answer, "message": answer["message"] or f"eager mode fails: {lost.message}"}
     if row is None and (eager is None or not answer["settings"]):
-        why = "eager mode's own trial has not ended" if answer["settings"] else _NOT_TRIED
+        why = "eager mode's own trial has not ended" if answer["settings"] else NOT_TRIED
         # Of a phase with an answer the reason is about another size.
         why = phase.state or (phase.reason if phase.verdict == "failed" else why)
         return {**answer, "verdict": "not_run", "message": why}
