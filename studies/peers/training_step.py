@@ -17,6 +17,7 @@ that a tool reports. The parts may run on GPUs of one kind side by side:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -206,7 +207,7 @@ def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
         def step() -> Any:
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            with torch.autocast("cuda", dtype) if dtype else contextlib.nullcontext():
                 loss = F.cross_entropy(given(inputs), y)
             if scaler:
                 scaler.scale(loss).backward()
