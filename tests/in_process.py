@@ -87,12 +87,12 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
     np.random.set_state(states[1])
 
 
-def timed_for_a_moment(eager: Any, compiled: Any, synchronize: Any, *_: Any) -> Any:
+def timed_for_a_moment(eager: Any, compiled: Any, timer: Any, *_: Any) -> Any:
     """Three rounds: more calls than a backend that is right at first is given."""
     order = [eager, compiled, compiled, eager, eager, compiled]
     times: dict[int, list[float]] = {id(eager): [], id(compiled): []}
     for side in order:
-        times[id(side)].append(block(side, _CALLS, synchronize))
+        times[id(side)].append(block(side, _CALLS, timer))
     eager_s, compiled_s = (tuple(times[id(side)]) for side in (eager, compiled))
     return Measurement(eager_s, compiled_s, calls=(_CALLS, _CALLS)), []
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from conftest import Clock
 
 from autocompile.estimate.intervals import median, speedup
@@ -26,20 +27,26 @@ from autocompile.store.record import Measurement
 from autocompile.trial.measure.timing import (
     Parts,
     Rounds,
+    StreamTimer,
     Timed,
+    Timer,
     block,
     cost_of_giving_back,
     fill,
     lead_of,
     screen,
     side_by_side,
+    timer_of,
 )
 
 LIMITS = TimingLimits(rounds=8, max_s=0.5, front_s=1.5, half_width=0.02, block_s=0.02)
 
 
+TIMER = Timer()
+
+
 def nothing() -> None:
-    """No synchronization, no state."""
+    """No state."""
 
 
 def timed(
@@ -61,13 +68,13 @@ def screened(
     eager: Timed, other: Timed, limits: TimingLimits = LIMITS, seed: int = 0
 ) -> Measurement:
     """A comparison of which there is nothing to say."""
-    found, said = screen(eager, other, nothing, limits, seed)
+    found, said = screen(eager, other, TIMER, limits, seed)
     assert not said and not found.flags
     return found
 
 
 def raced(sides: Sequence[Timed], most: int = 24, max_s: float = 1e9, **more: Any) -> Rounds:
-    rounds = Rounds(sides, nothing, 0.02, 0)
+    rounds = Rounds(sides, TIMER, 0.02, 0)
     side_by_side(rounds, most, max_s, **more)
     return rounds
 
@@ -94,7 +101,7 @@ class Busy:
 def test_times_by_the_real_clock_are_those_that_the_calls_took() -> None:
     """Whatever runs beside this test slows the calls: then it is the slower time that is true."""
     sides = Busy(4e-3), Busy(2e-3)
-    rounds = Rounds([timed(side) for side in sides], nothing, 0.02, 0)
+    rounds = Rounds([timed(side) for side in sides], TIMER, 0.02, 0)
     before = [len(side.took_s) for side in sides]
     side_by_side(rounds, 12, 60.0)
     for side, skipped, seconds, calls, lead in zip(
@@ -226,7 +233,7 @@ def test_the_order_of_blocks_is_another_in_each_round_and_follows_the_seed(clock
         def side(name: str) -> Timed:
             return timed(lambda: log.append(name) or clock.work(0.06))
 
-        rounds = Rounds([side(name) for name in "ecd"], nothing, 0.02, seed)
+        rounds = Rounds([side(name) for name in "ecd"], TIMER, 0.02, seed)
         log.clear()
         side_by_side(rounds, 40, 1e9)
         return ["".join(log[i : i + 3]) for i in range(0, len(log), 3)]
@@ -246,8 +253,8 @@ def test_a_block_lasts_about_as_long_as_asked_or_one_call(
     found = screened(side, side)
     assert found.calls == (calls, calls)
     assert found.eager_call_s == pytest.approx(call_s)
-    assert fill(side, nothing, 0.02) == calls
-    assert block(timed(nothing), 4, nothing) > 0, "though the clock sees no time pass"
+    assert fill(side, TIMER, 0.02) == calls
+    assert block(timed(nothing), 4, TIMER) > 0, "though the clock sees no time pass"
 
 
 @pytest.mark.parametrize("wait_s", [0.1, 3.0])
@@ -257,7 +264,7 @@ def test_one_wait_for_a_core_does_not_size_blocks(
 ) -> None:
     calls = itertools.count(1)
     waits = timed(lambda: clock.work(wait_s if next(calls) == stalled else 1e-4))
-    rounds = Rounds((waits, timed(lambda: clock.work(1e-4))), nothing, 0.02, 0)
+    rounds = Rounds((waits, timed(lambda: clock.work(1e-4))), TIMER, 0.02, 0)
     assert rounds.calls == [200, 200]
 
 
@@ -295,13 +302,86 @@ def test_the_device_is_waited_for_inside_the_clock(clock: Clock) -> None:
 
         return timed(call)
 
-    def synchronize() -> None:
-        clock.work(queued[0])
-        queued[0] = 0.0
+    class Device(Timer):
+        def synchronize(self) -> None:
+            clock.work(queued[0])
+            queued[0] = 0.0
 
-    found, _ = screen(side(2e-3), side(1e-3), synchronize, LIMITS, 0)
+    found, _ = screen(side(2e-3), side(1e-3), Device(), LIMITS, 0)
     assert found.eager_call_s == pytest.approx(2e-3)
     assert found.speedup.value == pytest.approx(2.0)
+
+
+class Gpu(StreamTimer):
+    """A device that works on what was queued, while the clock of the host goes on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.done_s = clock, 0.0
+
+    def step(self, host_s: float, device_s: float) -> Timed:
+        """As an eager step: ten kernels, each queued by the host before the device can begin."""
+
+        def call() -> None:
+            for _ in range(10):
+                self.clock.work(host_s / 10)
+                self.done_s = max(self.done_s, self.clock.monotonic()) + device_s / 10
+
+        return timed(call)
+
+    def synchronize(self) -> None:
+        self.clock.work(max(0.0, self.done_s - self.clock.monotonic()))
+
+    def seconds(self, call: Callable[[], object], calls: int) -> float:
+        began = max(self.done_s, self.clock.monotonic())
+        for _ in range(calls):
+            call()
+        took_s = max(self.done_s, self.clock.monotonic()) - began
+        self.synchronize()
+        return took_s
+
+
+@pytest.mark.parametrize(("host_s", "device_s"), [(0.015, 0.014), (0.01, 0.014), (0.1, 0.08)])
+def test_on_a_gpu_calls_are_timed_as_in_a_long_loop(
+    clock: Clock, host_s: float, device_s: float
+) -> None:
+    """There the slower of host and device counts; alone, a call waits for both."""
+    gpu = Gpu(clock)
+    eager, graph = gpu.step(host_s, device_s), gpu.step(1e-4, 4e-3)
+    assert gpu.apart(eager.call) > 1.05 * max(host_s, device_s)
+    found, _ = screen(eager, graph, gpu, LIMITS, 0)
+    assert found.eager_call_s == pytest.approx(max(host_s, device_s), rel=0.005)
+    assert found.compiled_call_s == pytest.approx(4e-3, rel=0.005)
+
+
+def test_a_very_long_call_on_a_gpu_is_made_once_in_a_block(clock: Clock) -> None:
+    gpu = Gpu(clock)
+    found, _ = screen(gpu.step(0.25, 0.3), gpu.step(1e-4, 4e-3), gpu, LIMITS, 0)
+    assert (found.calls, found.leads) == ((1, 5), (0, 2))
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_timed_as_in_a_long_loop() -> None:
+    """Ten products of 0.2 ms or more; work of another stream counts, though no event sees it."""
+    device = torch.device("cuda")
+    timer, side_stream = timer_of(device), torch.cuda.Stream(device)
+    x = torch.randn(4096, 4096, device=device)
+
+    def products() -> None:
+        for _ in range(10):
+            torch.mm(x, x)
+
+    def elsewhere() -> None:
+        with torch.cuda.stream(side_stream):
+            products()
+
+    products(), elsewhere(), timer.synchronize()
+    began = time.perf_counter()
+    for _ in range(40):
+        products()
+    timer.synchronize()
+    true_s = (time.perf_counter() - began) / 40
+    assert block(timed(products), 3, timer, 2) == pytest.approx(true_s, rel=0.05)
+    assert block(timed(elsewhere), 3, timer, 2) > 0.95 * true_s
 
 
 def test_calls_that_the_other_side_slows_are_not_timed(clock: Clock) -> None:
@@ -356,7 +436,7 @@ def test_a_stall_in_one_look_is_not_taken_for_the_other_side(clock: Clock, stall
 
         return timed(call)
 
-    assert Rounds((side("e"), side("c")), nothing, 0.02, 0).leads == [0, 0]
+    assert Rounds((side("e"), side("c")), TIMER, 0.02, 0).leads == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +476,7 @@ def test_a_side_that_slows_eager_for_longer_than_a_lead_is_named(
     def eager() -> None:
         clock.work(0.03 if clock.monotonic() < ended[0] + spins_s else 0.02)
 
-    found, said = screen(timed(eager), timed(compiled), nothing, LIMITS, 0)
+    found, said = screen(timed(eager), timed(compiled), TIMER, LIMITS, 0)
     assert found.flags == (("eager_slowed",) if is_slowed else ())
     if is_slowed:
         assert len(said) == 1 and said[0].startswith("eager runs 50% slower next to this setting")
@@ -407,7 +487,7 @@ def test_a_side_that_slows_eager_for_longer_than_a_lead_is_named(
 def test_a_machine_that_got_slower_meanwhile_is_not_taken_for_the_other_side(clock: Clock) -> None:
     """Eager alone takes as long afterwards."""
     eager = timed(lambda: clock.work(0.02 if clock.monotonic() < 0.5 else 0.04))
-    found, said = screen(eager, timed(lambda: clock.work(0.02)), nothing, LIMITS, 0)
+    found, said = screen(eager, timed(lambda: clock.work(0.02)), TIMER, LIMITS, 0)
     assert found.eager_call_s > 1.1 * 0.02
     assert not said and not found.flags
 
@@ -438,7 +518,7 @@ def test_the_garbage_collector_is_restored_after_an_exception(clock: Clock) -> N
             raise ValueError("in the middle")
 
     with pytest.raises(ValueError, match="in the middle"):
-        screen(timed(call), timed(call), nothing, LIMITS, 0)
+        screen(timed(call), timed(call), TIMER, LIMITS, 0)
     assert gc.isenabled()
     gc.unfreeze()  # a trial stays frozen; this process goes on
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,6 @@ _MOST = 12  # entries of each list in a record
 _WIDE = 200  # characters of a text from torch
 _SKIP = "skipping cudagraphs due to"
 _TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
-
-
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits for the device to finish."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
 
 
 def drain(device: torch.device) -> None:

@@ -3,10 +3,11 @@
 What is covered:
 
 - the steady time of a call. Each round times one block of each side in one process, so that clock
-  speed, load and heat affect all equally. A block is about 20 ms of calls between two
-  synchronizations, without Python's garbage collector. A search stops timing a setting that is
-  clearly too slow (:func:`screen`); a race times all sides for as many rounds
-  (:func:`side_by_side`);
+  speed, load and heat affect all equally. A block is about 20 ms of calls, without Python's garbage
+  collector. A search stops timing a setting that is clearly too slow (:func:`screen`); a race times
+  all sides for as many rounds (:func:`side_by_side`);
+- on a GPU, calls as in a long loop, in which the CPU queues the next one while the GPU is at work
+  (:class:`StreamTimer`);
 - a percentile of the calls of a workload. A block is passes then, whose calls are timed one by one,
   each between two synchronizations. A kind of calls takes the median of its calls in the block, so
   that a stall of the machine is none of it, and counts as often as it comes;
@@ -62,6 +63,63 @@ _SLOWER = 1.03  # smaller differences between calls are noise
 _PASSES = 3  # of a workload, to tell its calls apart: for the report, and for limits
 
 
+class Timer:
+    """Times calls on a CPU, where nothing is to be waited for."""
+
+    lead, calls = 0, 1  # of a block of short calls, at least
+
+    def synchronize(self) -> None:
+        """Wait for the device to finish."""
+
+    def seconds(self, call: Callable[[], Any], calls: int) -> float:
+        """Of all these calls, as part of a long loop."""
+        return self.apart(call, calls)
+
+    def apart(self, call: Callable[[], Any], calls: int = 1) -> float:
+        """The same, between two synchronizations."""
+        self.synchronize()
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        self.synchronize()
+        return max(1, time.perf_counter_ns() - begin) / 1e9
+
+
+class StreamTimer(Timer):
+    """Times calls on a GPU between two events of its stream, while untimed calls keep it at work.
+
+    Between two synchronizations the first call begins with an empty queue and the last one ends
+    with it: a step of 14.4 ms seemed to take 16.4, in blocks of five one of 3.9 ms seemed to take
+    4.7 (studies/gpu/blocks.py). What other streams are still at work on counts as well.
+    """
+
+    lead, calls = 2, 3
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def seconds(self, call: Callable[[], Any], calls: int) -> float:
+        stream = torch.cuda.current_stream(self._device)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(stream)
+        for _ in range(calls):
+            call()
+        end.record(stream)
+        end.synchronize()
+        ended = time.perf_counter_ns()
+        self.synchronize()
+        owed_ns = time.perf_counter_ns() - ended
+        return float(begin.elapsed_time(end)) / 1e3 + owed_ns / 1e9
+
+
+def timer_of(device: torch.device) -> Timer:
+    """For the calls of a target on this device."""
+    return StreamTimer(device) if device.type == "cuda" else Timer()
+
+
 @dataclass(frozen=True)
 class Parts:
     """The calls of a pass, of which a percentile counts; ``kinds``: positions of those alike."""
@@ -70,9 +128,9 @@ class Parts:
     kinds: Sequence[Sequence[int]]
     percent: int
 
-    def timed(self, passes: int, synchronize: Callable[[], None]) -> float:
+    def timed(self, passes: int, timer: Timer) -> float:
         """The percentile in seconds."""
-        runs = [_one_by_one(self.calls, synchronize) for _ in range(passes)]
+        runs = [_one_by_one(self.calls, timer) for _ in range(passes)]
         times = ((median([run[n] for run in runs for n in k]), len(k)) for k in self.kinds)
         return percentile(times, self.percent)
 
@@ -92,48 +150,35 @@ class Timed:
         return replace(self, parts=None)
 
 
-def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
+def block(side: Timed, calls: int, timer: Timer, lead: int = 0) -> float:
     """Seconds per call of one block, after ``lead`` untimed calls; of parts their percentile."""
     side.restore()
-    call = side.call
     with side.context():
+        timer.synchronize()
         for _ in range(lead):
-            call()
-        synchronize()
+            side.call()
         if side.parts:
-            return side.parts.timed(calls, synchronize)
-        begin = time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        synchronize()
-        end = time.perf_counter_ns()
-    return max(1, end - begin) / 1e9 / calls
+            return side.parts.timed(calls, timer)
+        return timer.seconds(side.call, calls) / calls
 
 
-def _one_by_one(calls: Sequence[Callable[[], Any]], synchronize: Callable[[], None]) -> list[float]:
+def _one_by_one(calls: Sequence[Callable[[], Any]], timer: Timer) -> list[float]:
     """Seconds of each call, between two synchronizations."""
-    times = []
-    for call in calls:
-        synchronize()
-        begin = time.perf_counter_ns()
-        call()
-        synchronize()
-        times.append(max(1, time.perf_counter_ns() - begin) / 1e9)
-    return times
+    return [timer.apart(call) for call in calls]
 
 
-def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
-    """The number of calls that take ``block_s``, at least 1."""
+def fill(side: Timed, timer: Timer, block_s: float) -> int:
+    """The number of calls that take ``block_s``, at least those that the timer needs."""
     calls = 1
     while True:
-        took = block(side, calls, synchronize) * calls
+        took = block(side, calls, timer) * calls
         if took >= block_s / 2 or calls >= 2**20:
-            return max(1, round(calls * block_s / took))
+            return max(timer.calls, round(calls * block_s / took))
         calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
 
 
 def carried_over(
-    sides: Sequence[Timed], calls: Sequence[int], synchronize: Callable[[], None], block_s: float
+    sides: Sequence[Timed], calls: Sequence[int], timer: Timer, block_s: float
 ) -> list[list[float]]:
     """By side, seconds of its first, second, ... call after another side ran, for about 50 ms.
 
@@ -144,22 +189,19 @@ def carried_over(
     looks: list[list[list[float]]] = [[] for _ in sides]
     for look in range(_LOOKS):
         for side, count, seen in zip(sides, counts, looks, strict=True):
-            seen.append(_each(side, count, synchronize))
+            seen.append(_each(side, count, timer))
         if look == 0 and not any(lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)):
             break
     return [[min(times) for times in zip(*seen, strict=False)] for seen in looks]
 
 
-def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[float]:
+def _each(side: Timed, calls: int, timer: Timer) -> list[float]:
     """Seconds of each call; empty if the first is longer than ``_LONG_CALL_S``."""
     side.restore()
     times = []
     with side.context():
         for _ in range(calls):
-            begin = time.perf_counter_ns()
-            side.call()
-            synchronize()
-            times.append((time.perf_counter_ns() - begin) / 1e9)
+            times.append(timer.apart(side.call))
             if times[0] > _LONG_CALL_S:
                 return []
     return times
@@ -186,10 +228,8 @@ class Rounds:
     those of a block, ``leads`` the untimed calls before it.
     """
 
-    def __init__(
-        self, sides: Sequence[Timed], synchronize: Callable[[], None], block_s: float, seed: int
-    ) -> None:
-        self._sides, self.synchronize = sides, synchronize
+    def __init__(self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int) -> None:
+        self._sides, self.timer = sides, timer
         self._random = random.Random(seed)
         self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
@@ -198,7 +238,7 @@ class Rounds:
         self._whole_s = [math.inf] * len(sides)
 
         def is_long(index: int) -> bool:
-            took_s = block(sides[index], 1, synchronize)
+            took_s = block(sides[index], 1, timer)
             self._whole_s[index] = min(self._whole_s[index], took_s)
             return took_s > _LONG_CALL_S
 
@@ -209,13 +249,15 @@ class Rounds:
         short = [index for index in range(len(sides)) if index not in long]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
-                block(sides[index], 1, synchronize)
+                block(sides[index], 1, timer)
         for _ in range(2):  # the larger of two tries: a wait for a core can exceed a block
             for index in short:
-                seems = fill(sides[index], synchronize, block_s)
+                seems = fill(sides[index], timer, block_s)
                 self.calls[index] = max(self.calls[index], seems)
-        carried = carried_over(sides, self.calls, synchronize, block_s)
-        self.leads = [lead_of(seen, n) for seen, n in zip(carried, self.calls, strict=True)]
+        carried = carried_over(sides, self.calls, timer, block_s)
+        for index, seen in enumerate(carried):
+            least = timer.lead if index in short else 0
+            self.leads[index] = max(least, lead_of(seen, self.calls[index]))
 
     @property
     def count(self) -> int:
@@ -308,19 +350,19 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def screen(
-    eager: Timed, other: Timed, synchronize: Callable[[], None], limits: TimingLimits, seed: int
+    eager: Timed, other: Timed, timer: Timer, limits: TimingLimits, seed: int
 ) -> tuple[Measurement, list[str]]:
     """Time a setting against eager until its speed-up is known well enough or clearly too low."""
     with no_garbage_collection():
-        alone_s = _alone(eager, synchronize, limits.block_s)
-        rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
+        alone_s = _alone(eager, timer, limits.block_s)
+        rounds = Rounds((eager, other), timer, limits.block_s, seed)
         began = time.monotonic()
         while not _is_enough(rounds, time.monotonic() - began, limits):
             for times, side, calls, lead in rounds.one():
-                times.append(block(side, calls, synchronize, lead))
+                times.append(block(side, calls, timer, lead))
         measurement = rounds.measurement(1)
         if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
-            alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
+            alone_s = max(alone_s, _alone(eager, timer, limits.block_s))
     if measurement.eager_call_s <= _SLOWED * alone_s:
         return measurement, []
     slowed = measurement.eager_call_s / alone_s - 1
@@ -342,16 +384,16 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
     return spent_s > (limits.front_s if known.value > near else limits.max_s)
 
 
-def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
+def _alone(side: Timed, timer: Timer, block_s: float) -> float:
     """Median seconds of a call, or of the percentile of its parts, without other sides."""
     time.sleep(_GAP_S)
-    calls, whole = 1, side.whole
-    if (took_s := block(whole, 1, synchronize)) <= _LONG_CALL_S:
-        calls = fill(whole, synchronize, block_s)
-        took_s = block(whole, calls, synchronize) * calls
+    calls, lead, whole = 1, 0, side.whole
+    if (took_s := block(whole, 1, timer)) <= _LONG_CALL_S:
+        calls, lead = fill(whole, timer, block_s), timer.lead
+        took_s = block(whole, calls, timer, lead) * calls
     if block_s < took_s and calls == 1:  # a busy-wait does not matter for a call this long
-        return block(side, 1, synchronize) if side.parts else took_s
-    return median([block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)])
+        return block(side, 1, timer) if side.parts else took_s
+    return median([block(side, calls, timer, lead) for _ in range(_ALONE_BLOCKS)])
 
 
 def side_by_side(
@@ -369,13 +411,11 @@ def side_by_side(
         with turn():
             began = time.monotonic()
             for times, side, calls, lead in rounds.one():
-                times.append(block(side, calls, rounds.synchronize, lead))
+                times.append(block(side, calls, rounds.timer, lead))
             spent_s += time.monotonic() - began
 
 
-def each_call(
-    sides: Sequence[Side], synchronize: Callable[[], None], passes: int = _PASSES
-) -> list[list[float]]:
+def each_call(sides: Sequence[Side], timer: Timer, passes: int = _PASSES) -> list[list[float]]:
     """By side, seconds of each call of a workload: the median of some passes that take turns."""
     seconds: list[list[list[float]]] = [[] for _ in sides]
     with no_garbage_collection():
@@ -383,7 +423,7 @@ def each_call(
             for side, runs in zip(sides, seconds, strict=True):
                 side.restore()
                 with side.context():
-                    runs.append(_one_by_one(side.each, synchronize))
+                    runs.append(_one_by_one(side.each, timer))
     return [[median(call) for call in zip(*runs, strict=True)] for runs in seconds]
 
 
@@ -394,11 +434,9 @@ class FirstCalls:
     differs, and CUDA graphs are recorded at the second call. ``window`` is that of the first call.
     """
 
-    def __init__(
-        self, side: Side, synchronize: Callable[[], None], waited: Callable[[], float]
-    ) -> None:
+    def __init__(self, side: Side, timer: Timer, waited: Callable[[], float]) -> None:
         self._side, self._call = side, side.call
-        self._synchronize, self._waited = synchronize, waited
+        self._synchronize, self._waited = timer.synchronize, waited
         self._seconds: list[tuple[float, list[str]]] = []  # of calls of which shapes
         self.window: tuple[float, float] | None = None
         side.call = self._timed

@@ -20,7 +20,7 @@ from autocompile.settings.tuned import TunedSet
 from autocompile.store.record import Step
 from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure.telemetry import synchronizer
+from autocompile.trial.measure.timing import timer_of
 from autocompile.trial.target.load import import_target
 
 _MOST_WARM_UPS = 50  # iterations: with a replay buffer, learning begins after many random steps
@@ -169,7 +169,7 @@ class _TimedRunner:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             output = forward(*args, **kwargs)
-            synchronizer(torch.device(self._device))()  # type: ignore[attr-defined]
+            timer_of(torch.device(self._device)).synchronize()  # type: ignore[attr-defined]
             self.spent["forward_s"] += time.perf_counter() - began
             return output
 
@@ -186,7 +186,7 @@ class _TimedLearner:
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         result = super()._update(*args, **kwargs)  # type: ignore[misc]
-        synchronizer(torch.device(self._device))()  # type: ignore[attr-defined]
+        timer_of(torch.device(self._device)).synchronize()  # type: ignore[attr-defined]
         self.spent["update_s"] += time.perf_counter() - began
         self.spent["updates"] += 1
         return result

@@ -29,8 +29,8 @@ from autocompile.settings.phases import (
 from autocompile.store.calls import MOST
 from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure import environment, memory, telemetry
-from autocompile.trial.measure.timing import block
+from autocompile.trial.measure import environment, memory
+from autocompile.trial.measure.timing import block, timer_of
 from autocompile.trial.target.calls import Calls, buckets, in_words, kinds, marks, shape_of
 from autocompile.trial.target.own_step import demand_calls
 from autocompile.trial.target.sides import make_side, phases_of
@@ -107,8 +107,8 @@ def _why_no_update(target: Target, seed: int) -> str:
     try:
         inputs = inputs_of(target, LEARNER_UPDATE, None, seed)
         side = make_side(target, LEARNER_UPDATE, inputs)
-        update, synchronize = timed(side), telemetry.synchronizer(target.device)
-        took_s = min(block(update, 1, synchronize) for _ in range(2))  # the first one allocates
+        update, timer = timed(side), timer_of(target.device)
+        took_s = min(block(update, 1, timer) for _ in range(2))  # the first one allocates
         took_s /= len(inputs) if isinstance(inputs, Calls) else 1
     except Exception as error:
         return f"which fails here: {first_words(error)}"

@@ -131,7 +131,7 @@ class _Race(Comparison):
         else:
             with _own_code(asked.number):
                 side = make_side(target, phase, inputs, config)
-        clock = FirstCalls(side, self.synchronize, lambda: self.channel.waited_s)
+        clock = FirstCalls(side, self.timer, lambda: self.channel.waited_s)
         verifier = self.verifier.for_another()
         # What is applied as in a user's process compiles at its first call.
         with verifier.comparable_random_numbers(side), _own_code(asked.number):
@@ -156,7 +156,7 @@ class _Race(Comparison):
             with contextlib.suppress(_Dropped), whole:
                 with channel.exclusive():
                     channel.step(Step.MEASURE)
-                    rounds = Rounds(sides, self.synchronize, request.block_s, seed)
+                    rounds = Rounds(sides, self.timer, request.block_s, seed)
                 side_by_side(rounds, request.rounds, request.max_s, self._round)
                 return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
         return []

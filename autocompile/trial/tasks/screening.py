@@ -47,7 +47,7 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
                 sides = timed(trial.eager, percent), timed(trial.compiled, percent)
                 reference.sample()
                 seed = request.header.seed + request.number
-                measurement, notes = screen(*sides, trial.synchronize, request.limits, seed)
+                measurement, notes = screen(*sides, trial.timer, request.limits, seed)
                 reference.sample()
             result.reference_s, result.measurement = reference.median_s, measurement
             result.notes += notes
@@ -86,7 +86,7 @@ class _Trial(Comparison):
         if self.given_back:
             result.detail["given_back"] = self.given_back
         self.compiled = make_side(self.target, request.phase, self.inputs(), config)
-        self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
+        self.clock = FirstCalls(self.compiled, self.timer, lambda: channel.waited_s)
 
     def check_first_calls(self, output: Any) -> None:
         """Verify the first calls."""
@@ -121,7 +121,7 @@ class _Trial(Comparison):
     def kinds_of_calls(self) -> list[CallKind]:
         """Seconds of the calls of each shape, the most frequent shape first."""
         calls = self.compiled.inputs
-        eager_s, compiled_s = each_call((self.eager, self.compiled), self.synchronize)
+        eager_s, compiled_s = each_call((self.eager, self.compiled), self.timer)
         found = [
             CallKind(
                 in_words(calls[group[0]]),
@@ -154,7 +154,7 @@ class _Trial(Comparison):
         if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
             counts = request.calls_per_update is not None  # else their seconds decide nothing
             with self.channel.exclusive() if counts else contextlib.nullcontext():
-                is_live, took_s = self.verifier.new_weights(compiled, self.synchronize)
+                is_live, took_s = self.verifier.new_weights(compiled, self.timer.synchronize)
             result.weights_live = is_live
             result.refresh_s = max(0.0, took_s - measurement.compiled_pass_s)
             result.calls_per_update = request.calls_per_update

@@ -17,7 +17,13 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
-from autocompile.trial.measure.timing import Parts, Timed, cost_of_giving_back, keep_freed_memory
+from autocompile.trial.measure.timing import (
+    Parts,
+    Timed,
+    cost_of_giving_back,
+    keep_freed_memory,
+    timer_of,
+)
 from autocompile.trial.target.calls import Calls, first_call, kinds, other_values
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import Side, make_side
@@ -74,7 +80,7 @@ class Comparison:
         self.request, self.channel = request, channel
         self.target = load(request, channel)
         device = self.target.device
-        self.synchronize = telemetry.synchronizer(device)
+        self.timer = timer_of(device)
         if compiles:
             telemetry.use_compile_workers(request.compile_threads, device)
         channel.drain = lambda: telemetry.drain(device)
