@@ -6,7 +6,7 @@
 Each run of a tool is a process of its own with empty caches, of as many seconds, with TF32 and
 bfloat16 allowed to both (here they are named: ``--precision``, ``--autocast``). Then one process
 builds every pick from scratch, beside four baselines, in a loop that shares no code with either,
-and times them in turns: 60 rounds of at least 0.1 s each. A figure's error is that of the speed-up
+and times them in turns: 20 rounds of at least 0.5 s each. A figure's error is that of the speed-up
 that a tool reports. The parts may run on GPUs of one kind side by side:
 
     ... encoder --tools autocompile --no-reference --to a.json
@@ -28,7 +28,7 @@ from typing import Any
 
 from tools import TARGETS, part, target
 
-ROUNDS, ROUND_S, WARM = 60, 0.1, 15
+ROUNDS, ROUND_S, WARM = 20, 0.5, 15  # shorter ones seem slower: studies/gpu/blocks.py
 TF32 = ("high", True)
 BASELINES: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -235,7 +235,7 @@ def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:
         for _ in range(5):
             step()
         torch.cuda.synchronize()
-        counts[how] = max(3, int(ROUND_S * 5 / (time.perf_counter() - began)))
+        counts[how] = max(10, int(ROUND_S * 5 / (time.perf_counter() - began)))
     for _ in range(ROUNDS):
         for how, (step, own, _) in sides.items():
             set_flags(own)

@@ -103,7 +103,7 @@ class StreamTimer(Timer):
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
         stream = torch.cuda.current_stream(self._device)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record(stream)
         for _ in range(calls):
             call()
