@@ -100,7 +100,12 @@ def graph_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay() -> None:
+        graph.replay()
+
+    replay.reads = model, x, y, optimizer  # type: ignore[attr-defined]
+    return replay
 
 
 def apart(step: Callable[[], Any], lead: int, calls: int) -> float:

@@ -1,7 +1,7 @@
 """A training step on a GPU: autocompile and pytorch-autotune 2.0.0, and what their picks bring.
 
     pip install --no-deps pytorch-autotune==2.0.0
-    python studies/peers/training_step.py encoder --budget 100 --to studies/peers/h100/encoder.json
+    python studies/peers/training_step.py encoder --budget 80 --to studies/peers/h200/encoder.json
 
 Each run of a tool is a process of its own with empty caches, of as many seconds, with TF32 and
 bfloat16 allowed to both (here they are named: ``--precision``, ``--autocast``). Then one process

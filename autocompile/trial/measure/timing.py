@@ -89,8 +89,8 @@ class StreamTimer(Timer):
     """Times calls on a GPU between two events of its stream, while untimed calls keep it at work.
 
     Between two synchronizations the first call begins with an empty queue and the last one ends
-    with it: a step of 14.4 ms seemed to take 16.4, in blocks of five one of 3.9 ms seemed to take
-    4.7 (studies/gpu/blocks.py). What other streams are still at work on counts as well.
+    with it: one step of 14.4 ms seemed to take 16.4, and each of five of 3.9 ms 4.7
+    (studies/gpu, "How a block of steps is timed"). What other streams still work on counts too.
     """
 
     lead, calls = 2, 3
