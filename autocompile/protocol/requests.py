@@ -41,7 +41,7 @@ class TimingLimits:
     front_s: float = 1.0  # max_s of a setting near the best
     half_width: float = 0.01  # of the speed-up's interval, relative; stop when it is this narrow
     beat: float = 0.0  # the best known speed-up; stop when a setting is clearly below it
-    block_s: float = 0.02  # about; a longer call is a block of its own
+    block_s: float = 0.02  # about; of a GPU three calls at least; a longer call is its own block
 
 
 @dataclass(frozen=True)

@@ -280,9 +280,9 @@ class Measurement:
     compiled_s: tuple[float, ...]  # per call of the compiled block in the same round
     calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
     flags: tuple[str, ...] = ()  # eager_slowed if eager is slower next to the other side than alone
-    leads: tuple[int, int] = (0, 0)  # untimed calls before a block, slowed by the other side
+    leads: tuple[int, int] = (0, 0)  # untimed calls before a block: slowed, or to fill a queue
     percent: int | None = None  # the times are this percentile of a workload's calls, each alone
-    pass_s: float | None = None  # beside a percentile: of a whole compiled pass, about
+    pass_s: float | None = None  # of a compiled pass alone, about, where the times are not
 
     @functools.cached_property
     def speedup(self) -> Interval:

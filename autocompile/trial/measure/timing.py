@@ -19,7 +19,8 @@ What is covered:
 
 What is not covered: what the user's program does between calls, such as loading data or copying it
 to the device; how processes differ, for which a race is repeated in several; calls that compile
-again when an input changes; and on a GPU the state of the host.
+again when an input changes; on a GPU the state of the host, and the waits of a program that reads
+each result before its next call.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -64,19 +66,13 @@ _PASSES = 3  # of a workload, to tell its calls apart: for the report, and for l
 
 
 class Timer:
-    """Times calls on a CPU, where nothing is to be waited for."""
+    """Times calls between two synchronizations, which is all that a CPU needs."""
 
-    lead, calls = 0, 1  # of a block of short calls, at least
-
-    def synchronize(self) -> None:
-        """Wait for the device to finish."""
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self.synchronize = synchronize  # waits for the device to finish
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
-        """Of all these calls, as part of a long loop."""
-        return self.apart(call, calls)
-
-    def apart(self, call: Callable[[], Any], calls: int = 1) -> float:
-        """The same, between two synchronizations."""
+        """Of all these calls."""
         self.synchronize()
         begin = time.perf_counter_ns()
         for _ in range(calls):
@@ -84,22 +80,30 @@ class Timer:
         self.synchronize()
         return max(1, time.perf_counter_ns() - begin) / 1e9
 
+    def alone(self) -> Timer:
+        """Of calls that wait for each other."""
+        return Timer(self.synchronize)
+
+    def calls(self, fitting: float) -> int:
+        """Of a block into which so many fit."""
+        return max(1, round(fitting))
+
+    def lead(self, calls: int) -> int:
+        """The untimed calls before a block of so many, if the other side slows none of them."""
+        return 0
+
 
 class StreamTimer(Timer):
-    """Times calls on a GPU between two events of its stream, while untimed calls keep it at work.
+    """Times calls on a GPU between two events of its stream, after some that fill its queue.
 
-    Between two synchronizations the first call begins with an empty queue and the last one ends
-    with it: one step of 14.4 ms seemed to take 16.4, and each of five of 3.9 ms 4.7
-    (studies/gpu, "How a block of steps is timed"). What other streams still work on counts too.
+    So they take what they take in a long loop, in which the host queues a call while the GPU is at
+    work. Between two synchronizations the first call finds an empty queue and the last one leaves
+    it empty: a step of 13.1 ms took 14.1 (studies/gpu, "How a block of steps is timed").
     """
 
-    lead, calls = 2, 3
-
     def __init__(self, device: torch.device) -> None:
+        super().__init__(partial(torch.cuda.synchronize, device))
         self._device = device
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self._device)
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
         stream = torch.cuda.current_stream(self._device)
@@ -109,10 +113,17 @@ class StreamTimer(Timer):
             call()
         end.record(stream)
         end.synchronize()
-        ended = time.perf_counter_ns()
+        ended_ns = time.perf_counter_ns()
         self.synchronize()
-        owed_ns = time.perf_counter_ns() - ended
-        return float(begin.elapsed_time(end)) / 1e3 + owed_ns / 1e9
+        owed_s, took_s = (time.perf_counter_ns() - ended_ns) / 1e9, begin.elapsed_time(end) / 1e3
+        # Work of streams that ours does not wait for is in no event.
+        return took_s if owed_s <= _LOST * took_s else super().seconds(call, calls)
+
+    def calls(self, fitting: float) -> int:
+        return max(3, round(fitting)) if fitting >= 1 else 1
+
+    def lead(self, calls: int) -> int:
+        return min(2, calls)
 
 
 def timer_of(device: torch.device) -> Timer:
@@ -164,16 +175,16 @@ def block(side: Timed, calls: int, timer: Timer, lead: int = 0) -> float:
 
 def _one_by_one(calls: Sequence[Callable[[], Any]], timer: Timer) -> list[float]:
     """Seconds of each call, between two synchronizations."""
-    return [timer.apart(call) for call in calls]
+    return [timer.alone().seconds(call, 1) for call in calls]
 
 
 def fill(side: Timed, timer: Timer, block_s: float) -> int:
-    """The number of calls that take ``block_s``, at least those that the timer needs."""
+    """The number of calls of a block that takes about ``block_s``."""
     calls = 1
     while True:
         took = block(side, calls, timer) * calls
         if took >= block_s / 2 or calls >= 2**20:
-            return max(timer.calls, round(calls * block_s / took))
+            return timer.calls(calls * block_s / took)
         calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
 
 
@@ -201,7 +212,7 @@ def _each(side: Timed, calls: int, timer: Timer) -> list[float]:
     times = []
     with side.context():
         for _ in range(calls):
-            times.append(timer.apart(side.call))
+            times.append(timer.alone().seconds(side.call, 1))
             if times[0] > _LONG_CALL_S:
                 return []
     return times
@@ -229,17 +240,17 @@ class Rounds:
     """
 
     def __init__(self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int) -> None:
-        self._sides, self.timer = sides, timer
-        self._random = random.Random(seed)
+        self.timer = timer = timer.alone() if sides[0].parts else timer
+        self._sides, self._random = sides, random.Random(seed)
         self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
-        self.calls, self.leads = [1] * len(sides), [0] * len(sides)
+        self.calls, self.leads = [1] * len(sides), [timer.lead(1)] * len(sides)
         sides = [side.whole for side in sides]
-        self._whole_s = [math.inf] * len(sides)
+        self._alone_s = [math.inf] * len(sides)
 
         def is_long(index: int) -> bool:
             took_s = block(sides[index], 1, timer)
-            self._whole_s[index] = min(self._whole_s[index], took_s)
+            self._alone_s[index] = min(self._alone_s[index], took_s)
             return took_s > _LONG_CALL_S
 
         long = [index for index in range(len(sides)) if is_long(index)]
@@ -249,15 +260,14 @@ class Rounds:
         short = [index for index in range(len(sides)) if index not in long]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
-                block(sides[index], 1, timer)
+                is_long(index)
         for _ in range(2):  # the larger of two tries: a wait for a core can exceed a block
             for index in short:
                 seems = fill(sides[index], timer, block_s)
                 self.calls[index] = max(self.calls[index], seems)
         carried = carried_over(sides, self.calls, timer, block_s)
-        for index, seen in enumerate(carried):
-            least = timer.lead if index in short else 0
-            self.leads[index] = max(least, lead_of(seen, self.calls[index]))
+        for index, (seen, calls) in enumerate(zip(carried, self.calls, strict=True)):
+            self.leads[index] = lead_of(seen, calls) + timer.lead(calls)
 
     @property
     def count(self) -> int:
@@ -284,7 +294,7 @@ class Rounds:
             flags=flags,
             leads=(self.leads[0], self.leads[index]),
             percent=parts.percent if parts else None,
-            pass_s=self._whole_s[index] if parts else None,
+            pass_s=self._alone_s[index] if parts or self.timer.lead(1) else None,
         )
 
 
@@ -387,13 +397,14 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
 def _alone(side: Timed, timer: Timer, block_s: float) -> float:
     """Median seconds of a call, or of the percentile of its parts, without other sides."""
     time.sleep(_GAP_S)
-    calls, lead, whole = 1, 0, side.whole
-    if (took_s := block(whole, 1, timer)) <= _LONG_CALL_S:
-        calls, lead = fill(whole, timer, block_s), timer.lead
-        took_s = block(whole, calls, timer, lead) * calls
-    if block_s < took_s and calls == 1:  # a busy-wait does not matter for a call this long
+    timer = timer.alone() if side.parts else timer
+    calls, whole = 1, side.whole
+    if (took_s := block(whole, 1, timer, timer.lead(1))) <= _LONG_CALL_S:
+        calls = fill(whole, timer, block_s)
+        took_s = block(whole, calls, timer, timer.lead(calls))
+    if block_s < took_s:  # a busy-wait does not matter for a call this long
         return block(side, 1, timer) if side.parts else took_s
-    return median([block(side, calls, timer, lead) for _ in range(_ALONE_BLOCKS)])
+    return median([block(side, calls, timer, timer.lead(calls)) for _ in range(_ALONE_BLOCKS)])
 
 
 def side_by_side(
