@@ -4,7 +4,7 @@
 
 Truth is a loop of 60 steps between two synchronizations. Beside it, in turns: blocks of a few
 steps, each between two synchronizations, or between two events of the stream with some untimed
-steps before the first. Each block follows one of another side. Eager mode, plain
+steps before the first; the sides of each form in random order. Eager mode, plain
 ``torch.compile()`` and the whole step as one CUDA graph in bfloat16, all of AdamW.
 """
 
