@@ -206,7 +206,8 @@ def _leading_size(
         return own
     best = {size: decision.best for size, decision in decisions.items()}
     if run["plan"]["objective"] != "throughput":
-        return min(best, key=lambda size: best[size].call_s)
+        by_latency = run["plan"]["objective"] == "latency"
+        return min(best, key=lambda n: best[n].latency_s(100) if by_latency else best[n].call_s)
     return max(best, key=lambda size: best[size].throughput.value)
 
 

@@ -323,21 +323,23 @@ class Gpu:
             def __init__(self, enable_timing: bool) -> None:
                 assert enable_timing
 
-            def record(self, stream: str) -> None:
-                self.at_s = max(gpu.ends_s[stream], clock.monotonic())
-
-            def synchronize(self) -> None:
-                clock.work(max(0.0, self.at_s - clock.monotonic()))
+            def record(self, stream: Any) -> None:
+                self.at_s = max(gpu.ends_s["ours"], clock.monotonic())
 
             def elapsed_time(self, end: Any) -> float:
                 return 1e3 * float(end.at_s - self.at_s)
 
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "ours")
-        self.timer.synchronize = self.synchronize
+        class Stream:
+            @staticmethod
+            def synchronize() -> None:
+                gpu.wait(gpu.ends_s["ours"])
 
-    def synchronize(self) -> None:
-        self.clock.work(max(0.0, max(self.ends_s.values()) - self.clock.monotonic()))
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+        self.timer.synchronize = lambda: self.wait(max(self.ends_s.values()))
+
+    def wait(self, end_s: float) -> None:
+        self.clock.work(1e-5 + max(0.0, end_s - self.clock.monotonic()))
 
     def step(self, *kernels: tuple[float, float], stream: str = "ours") -> Timed:
         """Each of so many seconds of the host, after which the device can begin, and of that."""
@@ -388,9 +390,13 @@ def test_on_a_gpu_calls_are_timed_as_in_a_long_loop(
 
 @pytest.mark.parametrize("true_s", [1e-3, 0.012, 0.3])
 def test_work_of_a_stream_that_no_event_sees_counts_once(gpu: Gpu, true_s: float) -> None:
-    elsewhere = gpu.step((1e-5, true_s), stream="another")
-    found, _ = screen(gpu.step((1e-4, 4e-3)), elsewhere, gpu.timer, LIMITS, 0)
-    assert found.compiled_call_s == pytest.approx(true_s, rel=0.01)
+    """Then both sides are timed between synchronizations."""
+    elsewhere, ours = gpu.step((1e-5, true_s), stream="another"), gpu.step((1e-3, 4e-3))
+    found, _ = screen(ours, elsewhere, gpu.timer, LIMITS, 0)
+    assert found.compiled_call_s == pytest.approx(true_s, rel=0.03)
+    assert found.eager_call_s == pytest.approx(4.2e-3, rel=0.01), "five calls, and the first alone"
+    rounds = Rounds((ours, ours), gpu.timer, 0.02, 0)
+    assert isinstance(rounds.timer, StreamTimer)
 
 
 @pytest.mark.gpu
@@ -409,14 +415,12 @@ def test_a_real_gpu_is_timed_as_in_a_long_loop() -> None:
         with torch.cuda.stream(side_stream):
             step()
 
-    for call, rel in ((step, 0.05), (elsewhere, 0.2)):  # the second is timed by synchronizations
-        call()
-        timer.synchronize()
-        true_s = timer.alone().seconds(call, 60) / 60
-        found = [block(timed(call), 3, timer, 2) for _ in range(9)]
-        assert median(found) == pytest.approx(true_s, rel=rel)
-        alone_s = median([timer.alone().seconds(call, 1) for _ in range(9)])
-        assert alone_s > 1.1 * true_s
+    step(), elsewhere(), timer.synchronize()
+    true_s = timer.alone().seconds(step, 60) / 60
+    found = [block(timed(step), 3, timer, 2) for _ in range(9)]
+    assert median(found) == pytest.approx(true_s, rel=0.05)
+    assert median([timer.alone().seconds(step, 1) for _ in range(9)]) > 1.1 * true_s
+    assert timer.misses(timed(elsewhere)) and not timer.misses(timed(step))
 
 
 def test_calls_that_the_other_side_slows_are_not_timed(clock: Clock) -> None:

@@ -61,6 +61,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _MOST_IN_HEAP, _KEPT_BYTES = 2**25, 2**28  # the first is the most that glibc takes
 _FEW_CALLS, _MANY_CALLS = 2, 1000  # for page faults
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
+_OWED_S = 5e-5  # to wait for a device that has ended takes less
 _SLOWER = 1.03  # smaller differences between calls are noise
 _PASSES = 3  # of a workload, to tell its calls apart: for the report, and for limits
 
@@ -72,7 +73,7 @@ class Timer:
         self.synchronize = synchronize  # waits for the device to finish
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
-        """Of all these calls."""
+        """Seconds of so many calls together."""
         self.synchronize()
         begin = time.perf_counter_ns()
         for _ in range(calls):
@@ -81,24 +82,28 @@ class Timer:
         return max(1, time.perf_counter_ns() - begin) / 1e9
 
     def alone(self) -> Timer:
-        """Of calls that wait for each other."""
+        """A timer between two synchronizations, for one device."""
         return Timer(self.synchronize)
 
+    def misses(self, side: Timed) -> bool:
+        """Whether a call leaves work to the device that this timer does not see."""
+        return False
+
     def calls(self, fitting: float) -> int:
-        """Of a block into which so many fit."""
+        """The number of calls in a block that has room for ``fitting``."""
         return max(1, round(fitting))
 
     def lead(self, calls: int) -> int:
-        """The untimed calls before a block of so many, if the other side slows none of them."""
+        """The number of untimed calls that a block needs, whatever ran before."""
         return 0
 
 
 class StreamTimer(Timer):
-    """Times calls on a GPU between two events of its stream, after some that fill its queue.
+    """Times calls on a GPU between two events of its stream, after some that are not timed.
 
     So they take what they take in a long loop, in which the host queues a call while the GPU is at
     work. Between two synchronizations the first call finds an empty queue and the last one leaves
-    it empty: a step of 13.1 ms took 14.1 (studies/gpu, "How a block of steps is timed").
+    it empty: steps of 13.1 ms, timed one by one, took 14.1 (studies/gpu).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -112,12 +117,23 @@ class StreamTimer(Timer):
         for _ in range(calls):
             call()
         end.record(stream)
-        end.synchronize()
-        ended_ns = time.perf_counter_ns()
         self.synchronize()
-        owed_s, took_s = (time.perf_counter_ns() - ended_ns) / 1e9, begin.elapsed_time(end) / 1e3
-        # Work of streams that ours does not wait for is in no event.
-        return took_s if owed_s <= _LOST * took_s else super().seconds(call, calls)
+        return max(1e-9, float(begin.elapsed_time(end)) / 1e3)
+
+    def misses(self, side: Timed) -> bool:
+        """Whether other streams are at work when ours, which did not wait for them, has ended."""
+
+        def owed_s() -> float:
+            side.restore()
+            with side.context():
+                self.synchronize()
+                side.call()
+                torch.cuda.current_stream(self._device).synchronize()
+                ended_ns = time.perf_counter_ns()
+                self.synchronize()
+            return (time.perf_counter_ns() - ended_ns) / 1e9
+
+        return all(owed_s() > _OWED_S for _ in range(3))
 
     def calls(self, fitting: float) -> int:
         return max(3, round(fitting)) if fitting >= 1 else 1
@@ -240,7 +256,9 @@ class Rounds:
     """
 
     def __init__(self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int) -> None:
-        self.timer = timer = timer.alone() if sides[0].parts else timer
+        if sides[0].parts or any(timer.misses(side) for side in sides):
+            timer = timer.alone()
+        self.timer = timer
         self._sides, self._random = sides, random.Random(seed)
         self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
@@ -369,10 +387,10 @@ def screen(
         began = time.monotonic()
         while not _is_enough(rounds, time.monotonic() - began, limits):
             for times, side, calls, lead in rounds.one():
-                times.append(block(side, calls, timer, lead))
+                times.append(block(side, calls, rounds.timer, lead))
         measurement = rounds.measurement(1)
         if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
-            alone_s = max(alone_s, _alone(eager, timer, limits.block_s))
+            alone_s = max(alone_s, _alone(eager, rounds.timer, limits.block_s))
     if measurement.eager_call_s <= _SLOWED * alone_s:
         return measurement, []
     slowed = measurement.eager_call_s / alone_s - 1
