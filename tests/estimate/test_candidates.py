@@ -222,6 +222,16 @@ def test_what_is_reported_is_wider_than_what_decides_and_eager_is_exactly_1() ->
     assert (eager.reported.low, eager.reported.high) == (1.0, 1.0)
 
 
+def test_a_limit_of_latency_is_of_a_call_alone_where_calls_are_timed_in_a_loop() -> None:
+    run = Run()
+    run.search(LITE, 1.5)
+    (record,) = [r for r in run.records if r.config == LITE]
+    record.measurement = dataclasses.replace(record.measurement, pass_s=0.9e-3)
+    c = found(run)[LITE]
+    assert c.call_s == pytest.approx(1e-3 / 1.5, rel=0.01)
+    assert not c.keeps(Limits(latency_s=0.8e-3)) and c.keeps(Limits(latency_s=1e-3))
+
+
 def test_limits_of_a_workload_are_of_its_calls_and_not_of_a_pass() -> None:
     run = Run()
     shapes = [CallKind("8", 18, 5e-5, 4e-5), CallKind("64", 2, 2e-4, 1e-4)]

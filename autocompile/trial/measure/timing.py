@@ -266,19 +266,19 @@ class Rounds:
         sides = [side.whole for side in sides]
         self._alone_s = [math.inf] * len(sides)
 
-        def is_long(index: int) -> bool:
+        def once_s(index: int) -> float:
             took_s = block(sides[index], 1, timer)
             self._alone_s[index] = min(self._alone_s[index], took_s)
-            return took_s > _LONG_CALL_S
+            return took_s
 
-        long = [index for index in range(len(sides)) if is_long(index)]
+        long = [index for index in range(len(sides)) if once_s(index) > _LONG_CALL_S]
         if len(long) == len(sides):
             return
-        long = [index for index in long if is_long(index)]  # the first may have been interrupted
+        long = [i for i in long if once_s(i) > _LONG_CALL_S]  # the first may have been interrupted
         short = [index for index in range(len(sides)) if index not in long]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
-                is_long(index)
+                once_s(index)
         for _ in range(2):  # the larger of two tries: a wait for a core can exceed a block
             for index in short:
                 seems = fill(sides[index], timer, block_s)
