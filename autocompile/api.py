@@ -21,10 +21,22 @@ from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
 from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import progress as progress_of
-from autocompile.result import Result, demand_some, exported_code, make_result, write_result
+from autocompile.result import (
+    Result,
+    demand_some,
+    exported_code,
+    make_result,
+    write_result,
+)
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
-from autocompile.search.opening import demand_sense, described, opened, probe_all, resolved
+from autocompile.search.opening import (
+    demand_sense,
+    described,
+    opened,
+    probe_all,
+    resolved,
+)
 from autocompile.search.optuna_study import demand_usable, without_password
 from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
@@ -48,8 +60,12 @@ from autocompile.store.files import write_json
 
 __all__ = ["load", "tune"]
 
-_BUSY = 0.2  # cores or shares of a GPU that others use: below this there is nothing to tell
-_WORTH_MORE = 0.25  # share of the budget left after races above which the search continues
+_BUSY = (
+    0.2  # cores or shares of a GPU that others use: below this there is nothing to tell
+)
+_WORTH_MORE = (
+    0.25  # share of the budget left after races above which the search continues
+)
 
 
 def tune(
@@ -185,16 +201,22 @@ def tune(
             began += stack.enter_context(held(doing, progress.warning, wait))
         # By what is free now: while it waited, the other command had some of it.
         library, *_ = runs.library_model(plan.target) or ("",)
-        executor = executor or LocalExecutor(isolation=isolation, jobs=jobs, share=library)
+        executor = executor or LocalExecutor(
+            isolation=isolation, jobs=jobs, share=library
+        )
         stack.enter_context(contextlib.closing(executor))
         # Stations know their own memory.
         memory = memory_limit_bytes or (most_memory_bytes() if is_local else 0) or None
-        factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
+        factory = JobFactory(
+            folder, plan.header, timeout_s, memory, memory, dict(plan.pythons)
+        )
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         budget = Budget(total_s, trials, began, clock)
         plan, probes = probe_all(plan, factory, executor, progress)
         demand_percentiles_known(plan, probes["default"].target)
-        if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
+        if (
+            memory and not memory_limit_bytes
+        ):  # the probe may have lowered the number of slots
             factory.memory_limit_bytes = memory // executor.slots
         run = described(folder, plan, probes)
         run["environment"] = environment = {**run["environment"]}
@@ -222,16 +244,24 @@ def tune(
             budget=budget,
             storage=storage,
             study_name=f"{owner}autocompile",
-            calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
+            calls_per_update=lambda phase, size: calls_between_updates(
+                phase, run, size
+            ),
             passes=lambda phase: passes_of(phase, run),
             records=folder.read()[0],
             memory_bytes=run["environment"].get("device_memory_bytes"),
         )
-        progress.searching({n: f"{len(s.settings)} settings" for n, s in spaces.items()}, budget)
-        write_json(folder.run_json, run)  # from here on the run can be resumed and shown
+        progress.searching(
+            {n: f"{len(s.settings)} settings" for n, s in spaces.items()}, budget
+        )
+        write_json(
+            folder.run_json, run
+        )  # from here on the run can be resumed and shown
         race = Race(study, plan.limits, sizes)
         try:
-            while True:  # search on as long as much of the budget is left after the races
+            while (
+                True
+            ):  # search on as long as much of the budget is left after the races
                 before = len(study.records)
                 study.search(race.needed_s)
                 race.run()
@@ -240,12 +270,16 @@ def tune(
                 if study.is_done or is_idle or budget.left_s < worth_s:
                     break
             if only is None:
-                race.run_exported(exported_code(folder, run, study.records, plan.limits))
+                race.run_exported(
+                    exported_code(folder, run, study.records, plan.limits)
+                )
             run["interrupted"] = False
         except KeyboardInterrupt:
             run["interrupted"] = True
         rest = {} if only else study.rest()
-        if not (run["interrupted"] or race.is_open or rest):  # otherwise a resumed run needs them
+        if not (
+            run["interrupted"] or race.is_open or rest
+        ):  # otherwise a resumed run needs them
             factory.drop_cache()
     with without_interrupts():
         records, facts = folder.read()
@@ -268,13 +302,18 @@ def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
     if inputs is not None:
         if isinstance(target, (str, Path)):
             raise UsageError(
-                "inputs are about a live model", "a file has get_inputs(batch_size) of its own"
+                "inputs are about a live model",
+                "a file has get_inputs(batch_size) of its own",
             )
         from autocompile.runtime.carried import carry
 
-        target = carry(target, inputs, runs.under / "carried", optimizer=optimizer, loss=loss)
+        target = carry(
+            target, inputs, runs.under / "carried", optimizer=optimizer, loss=loss
+        )
     elif optimizer or loss:
-        raise UsageError("optimizer and loss are about a live model", "a file defines its own")
+        raise UsageError(
+            "optimizer and loss are about a live model", "a file defines its own"
+        )
     return target_spec(target)
 
 

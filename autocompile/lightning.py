@@ -30,7 +30,9 @@ class TunedCallback(Callback):  # type: ignore[misc]
         UsageError: of ``fit``: the settings do not fit, or the training step does not use them.
     """
 
-    def __init__(self, settings: Any, module: str = "", batch_size: int | None = None) -> None:
+    def __init__(
+        self, settings: Any, module: str = "", batch_size: int | None = None
+    ) -> None:
         self._in_training = InTraining(settings)
         self._module, self._batch_size = module, batch_size
 
@@ -49,4 +51,6 @@ class TunedCallback(Callback):  # type: ignore[misc]
         rank_zero_info(f"autocompile: {applied}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self._in_training.demand_used('TunedCallback(..., module="net"), the attribute it calls')
+        self._in_training.demand_used(
+            'TunedCallback(..., module="net"), the attribute it calls'
+        )

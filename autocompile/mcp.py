@@ -19,7 +19,9 @@ try:
     from mcp.server.mcpserver import Context, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 except ImportError as error:
-    raise SystemExit(f"error: {error}\n  try: pip install 'torch-autocompile[mcp]'") from None
+    raise SystemExit(
+        f"error: {error}\n  try: pip install 'torch-autocompile[mcp]'"
+    ) from None
 
 from autocompile import __version__, api
 from autocompile.commands import diagnose
@@ -69,7 +71,9 @@ class _Progress(PlainProgress):
 
     def _line(self, line: str) -> None:
         spent_s = self._clock() - self._began
-        _cancellable(from_thread.run, self._context.report_progress, spent_s, None, line.strip())
+        _cancellable(
+            from_thread.run, self._context.report_progress, spent_s, None, line.strip()
+        )
 
     def tick(self) -> None:
         _cancellable(from_thread.check_cancelled)

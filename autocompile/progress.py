@@ -29,7 +29,9 @@ class Progress:
     def ended(self, record: Record, left: int) -> None:
         """A trial is over, with or without a process; ``left`` settings are still to try."""
 
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+    def racing(
+        self, phase: str, batch_size: int | None, sides: int, number: int
+    ) -> None:
         """Set ``number`` of a race begins, of so many settings beside eager."""
 
     def warning(self, text: str) -> None:

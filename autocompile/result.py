@@ -56,7 +56,9 @@ class Result:
         self.interrupted = report.interrupted
         self.run_dir = report.run_dir
         self.notice = report.notice
-        self.verdict: dict[str, str] = {name: p.verdict for name, p in report.phases.items()}
+        self.verdict: dict[str, str] = {
+            name: p.verdict for name, p in report.phases.items()
+        }
         best = {name: p.best for name, p in report.phases.items() if p.best}
         by_number = {r.number: r for r in trials}
         self.best: dict[str, Record] = {n: by_number[b.number] for n, b in best.items()}
@@ -67,7 +69,9 @@ class Result:
         """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
         phase_result = self.report.phases[phase]
         best = phase_result.best
-        sure = best is not None and phase_result.is_faster and best.confirmed_processes > 1
+        sure = (
+            best is not None and phase_result.is_faster and best.confirmed_processes > 1
+        )
         return sure and self.speedup[phase].low >= factor
 
     @property
@@ -83,7 +87,11 @@ class Result:
         }
 
     def compile(
-        self, model: Model, phase: str | None = None, optimizer: Any = None, **padding: Any
+        self,
+        model: Model,
+        phase: str | None = None,
+        optimizer: Any = None,
+        **padding: Any,
     ) -> Model:
         """Apply ``config`` of a phase in place, as :func:`autocompile.apply` does.
 
@@ -92,7 +100,11 @@ class Result:
         """
         from autocompile.runtime.apply import apply
 
-        asked = [n for n in self.best if n == phase or (phase is None and phase_of(n).is_forward)]
+        asked = [
+            n
+            for n in self.best
+            if n == phase or (phase is None and phase_of(n).is_forward)
+        ]
         size = self.best[asked[0]].batch_size if asked else None
         given = {"batch_size": size, "optimizer": optimizer, **padding}
         applied: Any = apply(model, self, phase, **given)  # type: ignore[type-var]
@@ -118,7 +130,9 @@ class Result:
         """The report as ``autocompile show`` prints it."""
         text = io.StringIO()
         # Otherwise rich writes to a notebook's display, and colors where FORCE_COLOR is set.
-        console = Console(file=text, width=100, force_jupyter=False, force_terminal=False)
+        console = Console(
+            file=text, width=100, force_jupyter=False, force_terminal=False
+        )
         render(self.report, console)
         return text.getvalue()
 

@@ -29,7 +29,9 @@ class TunedCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, settings: Any) -> None:
         self._in_training = InTraining(settings)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
         if args.n_gpu > 1:
             raise UsageError(
                 "DataParallel copies the model to several GPUs, and the settings are of one",
@@ -37,7 +39,9 @@ class TunedCallback(TrainerCallback):  # type: ignore[misc]
             )
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         inner = getattr(optimizer, "optimizer", optimizer)  # inside Accelerate's
-        applied = self._in_training.apply(model, [inner], args.per_device_train_batch_size)
+        applied = self._in_training.apply(
+            model, [inner], args.per_device_train_batch_size
+        )
         if state.is_world_process_zero:
             _log.info("%s", applied)
 

@@ -16,37 +16,59 @@ from autocompile.search import effects, jobs, opening, optuna_study, records, sa
 from autocompile.space import space
 from autocompile.store.record import RunFolder
 
-PHASE, SIZE, TRIALS = "forward", 4, 5  # what is timed, at which batch size; settings to try
+PHASE, SIZE, TRIALS = (
+    "forward",
+    4,
+    5,
+)  # what is timed, at which batch size; settings to try
 
 
 def tune(target, backends, run, executor):
     wanted = space.SearchSpace(backends=backends, batch_sizes=(SIZE,))
     asked = space.Plan(str(target), phases=(PHASE,), space=wanted)
-    factory = job.JobFactory(run, asked.header, timeout_s=300.0, memory_limit_bytes=None)
+    factory = job.JobFactory(
+        run, asked.header, timeout_s=300.0, memory_limit_bytes=None
+    )
 
     def in_a_child(kind, **more):  # which may end in any way: that is an ending too
         place = {"number": factory.next_number(), "phase": PHASE, "batch_size": SIZE}
         request = kind(header=factory.header, **place, **more)
-        return request.number, jobs.run_job(executor, factory.job(request), progress.Progress())
+        return request.number, jobs.run_job(
+            executor, factory.job(request), progress.Progress()
+        )
 
     def keep(record):
-        run.save(record)  # a file of JSON: the records in the run's folder are the truth
+        run.save(
+            record
+        )  # a file of JSON: the records in the run's folder are the truth
         print(record.role, record.config.label(), record.outcome.value, record.message)
 
     found = {"default": opening.probe(asked, factory, executor, progress.Progress())}
     settings = space.spaces_of(asked, found)[PHASE].settings
-    portfolio = sampler.PortfolioSampler(settings, {PHASE: effects.Prior()}, {PHASE: SIZE})
+    portfolio = sampler.PortfolioSampler(
+        settings, {PHASE: effects.Prior()}, {PHASE: SIZE}
+    )
     study = optuna_study.OptunaStudy(portfolio, "by hand", run, None, print)
     study.restore([])
     for setting in itertools.islice(iter(study.ask, None), TRIALS):
-        number, ending = in_a_child(TrialRequest, config=setting.config, limits=TimingLimits())
+        number, ending = in_a_child(
+            TrialRequest, config=setting.config, limits=TimingLimits()
+        )
         keep(record := records.to_record(number, setting, ending))
         study.tell(record)
 
     for race in (1, 2, 3):  # each in a process of its own, since processes differ
-        best = [c.record for c in decision.finalists(decision.decide_all(run.read()[0])[SIZE])]
-        sides = [Side(r.number, r.config, str(factory.cache_of(r.number)), True) for r in best]
-        _, ending = in_a_child(RaceRequest, sides=tuple(sides), block_s=0.02, rounds=24, max_s=3.0)
+        best = [
+            c.record
+            for c in decision.finalists(decision.decide_all(run.read()[0])[SIZE])
+        ]
+        sides = [
+            Side(r.number, r.config, str(factory.cache_of(r.number)), True)
+            for r in best
+        ]
+        _, ending = in_a_child(
+            RaceRequest, sides=tuple(sides), block_s=0.02, rounds=24, max_s=3.0
+        )
         for record in records.side_records(best, ending, at_work=-1):
             keep(dataclasses.replace(record, number=factory.next_number(), race=race))
     facts = opening.described(run, asked, found)
@@ -54,6 +76,9 @@ def tune(target, backends, run, executor):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as path, contextlib.closing(local.LocalExecutor()) as runs:
+    with (
+        tempfile.TemporaryDirectory() as path,
+        contextlib.closing(local.LocalExecutor()) as runs,
+    ):
         (folder := RunFolder(f"{path}/run")).create()
         print(tune("examples/cnn.py", ("inductor",), folder, runs).export("python"))

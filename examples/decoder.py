@@ -35,7 +35,9 @@ def get_step(model):
     cache = StaticCache(config=config, max_cache_len=ROOM)
     size = config.hidden_size // config.num_attention_heads
     place = next(model.parameters())
-    cache.early_initialization(1, config.num_key_value_heads, size, place.dtype, place.device)
+    cache.early_initialization(
+        1, config.num_key_value_heads, size, place.dtype, place.device
+    )
 
     def step(tokens):
         if tokens.shape[1] > 1:  # a prompt begins anew, so that calls can be repeated

@@ -14,7 +14,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=512, batch_first=True)
+            nn.TransformerEncoderLayer(
+                WIDTH, nhead=4, dim_feedforward=512, batch_first=True
+            )
             for _ in range(6)
         )
         self.head = nn.Linear(WIDTH, WORDS)

@@ -37,10 +37,14 @@ ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
 OURS = f"AUTOCOMPILE_TESTS={secrets.token_hex(8)}"
 os.environ.update([OURS.split("=")])
-if "PYTEST_XDIST_WORKER" not in os.environ:  # one toolchain is prepared for all workers, not ours
+if (
+    "PYTEST_XDIST_WORKER" not in os.environ
+):  # one toolchain is prepared for all workers, not ours
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")
 # A worker's commands hold the machine against one another, not against other workers' or people's.
-os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ac-")  # Ray's sockets: short
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
+    prefix="ac-"
+)  # Ray's sockets: short
 # Two workers share the cores: threads of one that wait by spinning would keep the other from them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 gc.disable()  # until all tests are collected: what is imported for them is no garbage
@@ -200,7 +204,9 @@ class Bench:
         took_s: of each trial that has ended, from its start to its end, whatever happened between.
     """
 
-    def __init__(self, folder: Path, isolation: Isolation = "auto", jobs: int = 2) -> None:
+    def __init__(
+        self, folder: Path, isolation: Isolation = "auto", jobs: int = 2
+    ) -> None:
         self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
@@ -245,7 +251,9 @@ class Bench:
                 self._events.append(event)
                 if isinstance(event, Ended):
                     self._endings[event.number] = event.ending
-                    self.took_s[event.number] = time.monotonic() - self._began[event.number]
+                    self.took_s[event.number] = (
+                        time.monotonic() - self._began[event.number]
+                    )
                 elif isinstance(event, Told):
                     self.told.append(event.text)
 
@@ -286,7 +294,9 @@ class _Lasting:
 
     def wait(self, timeout_s: float) -> list[Event]:
         return [
-            Ended(e.number, dataclasses.replace(e.ending, doubts=())) if isinstance(e, Ended) else e
+            Ended(e.number, dataclasses.replace(e.ending, doubts=()))
+            if isinstance(e, Ended)
+            else e
             for e in self._executor.wait(timeout_s)
         ]
 
@@ -304,7 +314,8 @@ def _warm(bench: Bench) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for place in ("api", "commands.bench"):
             patch.setattr(
-                f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
+                f"autocompile.{place}.LocalExecutor",
+                lambda **_: _Lasting(bench.executor),
             )
         yield
 

@@ -20,7 +20,15 @@ from typing import Any
 from autocompile import __version__
 from autocompile.cluster.executor import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
-from autocompile.execute.executor import Ended, Ending, Event, Executor, Job, Stepped, Told
+from autocompile.execute.executor import (
+    Ended,
+    Ending,
+    Event,
+    Executor,
+    Job,
+    Stepped,
+    Told,
+)
 from autocompile.protocol.requests import ProbeRequest, RaceRequest, read_request
 from autocompile.settings.phases import FORWARD
 from autocompile.store.reading import plain
@@ -61,7 +69,9 @@ def measured(
         "graph_breaks": 0,
         "recompiles": 0,
     }
-    return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=compile_s + 1)
+    return Ending(
+        Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=compile_s + 1
+    )
 
 
 def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
@@ -115,7 +125,9 @@ class FakeExecutor:
         requests: all started requests in order, without the probe.
     """
 
-    def __init__(self, script: Script, probe: Ending | None = None, slots: int = 1) -> None:
+    def __init__(
+        self, script: Script, probe: Ending | None = None, slots: int = 1
+    ) -> None:
         self._script, self._probe, self.slots = script, probe or probed(), slots
         self.lanes = 1
         self._events: deque[Event] = deque()
@@ -129,7 +141,9 @@ class FakeExecutor:
         """Decide at once how it ends; :meth:`wait` tells."""
         asked = read_request(job.folder)
         request = asked.to_dict()
-        if isinstance(asked, RaceRequest) and any(side.exported for side in asked.sides):
+        if isinstance(asked, RaceRequest) and any(
+            side.exported for side in asked.sides
+        ):
             request["kind"] = "exported"
         if isinstance(asked, ProbeRequest):
             ending = self._probe
@@ -164,7 +178,9 @@ class FakeExecutor:
         """End a job as interrupted."""
         kept = [e for e in self._events if isinstance(e, Told) or e.number != number]
         self._events = deque(kept)
-        self._events.append(Ended(number, Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped")))
+        self._events.append(
+            Ended(number, Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped"))
+        )
 
     def close(self) -> None:
         """Do nothing."""
@@ -215,7 +231,9 @@ class ScriptedStations:
         heapq.heapify(self._events)
         self._put(station, None, 0.0)
 
-    def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
+    def receive(
+        self, links: Sequence[Link], timeout_s: float
+    ) -> list[tuple[Link, Message]]:
         """The next that happens, or nothing and the time moves on."""
         if not self._events or self._events[0][0] > self.now + timeout_s:
             self.now += timeout_s
@@ -230,7 +248,9 @@ class ScriptedStations:
         return station
 
     def _put(self, station: _Scripted, line: str | None, after_s: float) -> None:
-        heapq.heappush(self._events, (self.now + after_s, next(self._count), station, line))
+        heapq.heappush(
+            self._events, (self.now + after_s, next(self._count), station, line)
+        )
 
     def _drop(self, station: _Scripted, number: int) -> None:
         """What a job would still have said."""
@@ -238,7 +258,9 @@ class ScriptedStations:
         def is_its(line: str | None) -> bool:
             return line is not None and json.loads(line).get("number") == number
 
-        self._events = [e for e in self._events if e[2] is not station or not is_its(e[3])]
+        self._events = [
+            e for e in self._events if e[2] is not station or not is_its(e[3])
+        ]
         heapq.heapify(self._events)
 
     def _ends_in(self, name: str, wall_s: float) -> float:
@@ -251,7 +273,9 @@ class ScriptedStations:
 class _Scripted:
     """One of them: a link and the station at its end."""
 
-    def __init__(self, stations: ScriptedStations, name: str, executor: Executor) -> None:
+    def __init__(
+        self, stations: ScriptedStations, name: str, executor: Executor
+    ) -> None:
         self.name, self._stations, self._executor = name, stations, executor
         self.is_replaced = False
 
@@ -270,15 +294,21 @@ class _Scripted:
             number = message["job"]["number"]
             folder = Path(self._stations._scratch.name) / self.name / str(number)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "request.json").write_text(json.dumps(message["request"]), "utf-8")
-            self._executor.start(Job(**message["job"] | {"folder": folder, "toolchain": None}))
+            (folder / "request.json").write_text(
+                json.dumps(message["request"]), "utf-8"
+            )
+            self._executor.start(
+                Job(**message["job"] | {"folder": folder, "toolchain": None})
+            )
             self._pass_on()
 
     def _pass_on(self) -> None:
         while events := self._executor.wait(0.0):
             for event in events:
                 if isinstance(event, Stepped):
-                    line = encode(Say.STEPPED, number=event.number, step=event.step.value)
+                    line = encode(
+                        Say.STEPPED, number=event.number, step=event.step.value
+                    )
                     self._stations._put(self, line, 0.0)
                 elif isinstance(event, Ended):
                     ending = plain(event.ending)

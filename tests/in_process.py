@@ -39,9 +39,17 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
     threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
     states = random.getstate(), np.random.get_state()
     torch._dynamo.list_backends(None)  # registers torch's own
-    before = {*_COMPILER_FNS, "onnxrt"}  # which its entry point brings once in a process
+    before = {
+        *_COMPILER_FNS,
+        "onnxrt",
+    }  # which its entry point brings once in a process
 
-    def run(target: str | Path, phase: str = "forward", backend: str = "aot_eager", **more: Any):
+    def run(
+        target: str | Path,
+        phase: str = "forward",
+        backend: str = "aot_eager",
+        **more: Any,
+    ):
         _forget(before)
         request = {
             "kind": "trial",
@@ -77,7 +85,9 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
         stack.enter_context(torch._dynamo.config.patch(**flags, allow_rnn=False))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(screening, "screen", timed_for_a_moment)
-        patch.setattr(screening, "try_schedule", lambda *_: None)  # test_trial_optimizers has it
+        patch.setattr(
+            screening, "try_schedule", lambda *_: None
+        )  # test_trial_optimizers has it
         yield run
     _forget(before)
     torch._dynamo.reset()

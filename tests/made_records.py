@@ -32,15 +32,23 @@ class Run:
         fields = {k: more.pop(k) for k in ("duplicate_of", "wall_s") if k in more}
         return self.add(config, measured(speedup, **more), **fields)
 
-    def race(self, trial: int, *speedups: float, together: bool = True, **more: Any) -> None:
+    def race(
+        self, trial: int, *speedups: float, together: bool = True, **more: Any
+    ) -> None:
         """One side of as many sets as there are speed-ups; the sides of a set share a process."""
         config = self.records[trial].config
         for number, speedup in enumerate(speedups, 1):
             shared = {"raced_in": 1000 + number} if together else {}
-            self.side(trial, measured(speedup, **{**shared, **more}), config, race=number)
+            self.side(
+                trial, measured(speedup, **{**shared, **more}), config, race=number
+            )
 
     def side(
-        self, trial: int, ending: Ending, config: CompileConfig | None = None, race: int = 1
+        self,
+        trial: int,
+        ending: Ending,
+        config: CompileConfig | None = None,
+        race: int = 1,
     ) -> None:
         """One side of a race, however it ended."""
         config = config or self.records[trial].config

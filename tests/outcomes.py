@@ -17,12 +17,28 @@ from autocompile.store.record import Outcome, RunFolder
 
 # Backend, then outcome, step and message of its trials.
 FAILURES = {
-    "aot_eager": ("wrong_output", "verify", "output[0]: 3 of 40 values differ, at most by 0.21"),
-    "cudagraphs": ("out_of_memory", "compile", "CUDA out of memory. Tried to allocate 20.0 GB"),
+    "aot_eager": (
+        "wrong_output",
+        "verify",
+        "output[0]: 3 of 40 values differ, at most by 0.21",
+    ),
+    "cudagraphs": (
+        "out_of_memory",
+        "compile",
+        "CUDA out of memory. Tried to allocate 20.0 GB",
+    ),
     "ipex": ("stale_weights", "verify", "outputs are those of the weights before"),
     "openvino": ("crashed", "compile", "SIGSEGV in compile"),
-    "nvfuser": ("runtime_error", "verify", "RuntimeError: shape '[4]' is invalid | `x`"),
-    "tensorrt": ("import_error", "import", "ModuleNotFoundError: No module named 'tensorrt'"),
+    "nvfuser": (
+        "runtime_error",
+        "verify",
+        "RuntimeError: shape '[4]' is invalid | `x`",
+    ),
+    "tensorrt": (
+        "import_error",
+        "import",
+        "ModuleNotFoundError: No module named 'tensorrt'",
+    ),
     "torch_tensorrt": ("unsupported", "compile", "needs a CUDA device"),
     "tvm": ("timeout", "compile", "no end of step compile after 300 s"),
     "hidet": ("infrastructure", "eager", "ended by another process"),
@@ -44,7 +60,10 @@ def script(request: Mapping[str, Any]) -> Ending:
     if config["backend"] == "eager":
         return measured(1.0, noise=0.004, peak_memory_bytes=21_000_000)
     if config["mode"] == "reduce-overhead":
-        return failed("compile_error", message="InductorError: IndexError: list index out of range")
+        return failed(
+            "compile_error",
+            message="InductorError: IndexError: list index out of range",
+        )
     facts = {"graph_breaks": 1, "peak_memory_bytes": 20_500_000, "weights_live": True}
     speedup = 0.98 if request["phase"] == "train_step" else MODES[config["mode"]]
     return measured(speedup, compile_s=2.5, **facts)
@@ -68,7 +87,10 @@ def make(folder: Path) -> None:
         run_dir=folder,
     )
     last = result.trials[-1]
-    run, changes = RunFolder(folder), {"outcome": Outcome.INTERRUPTED, "measurement": None}
+    run, changes = (
+        RunFolder(folder),
+        {"outcome": Outcome.INTERRUPTED, "measurement": None},
+    )
     searched = next(r for r in reversed(result.trials) if r.role == "search")
     run.save(dataclasses.replace(searched, number=last.number + 1, **changes))
     missing = set(Outcome) - {r.outcome for r in run.read()[0]}

@@ -48,7 +48,9 @@ def pack(run: Path) -> None:
     """Keep of a run what a report is made of."""
     with tarfile.open(RUNS / f"{run.name}.tgz", "w:gz") as archive:
         for path in (run / "run.json", *sorted(run.glob("trials/*/result.json"))):
-            archive.add(path, Path("runs", run.name, path.relative_to(run)), filter=nobodys)
+            archive.add(
+                path, Path("runs", run.name, path.relative_to(run)), filter=nobodys
+            )
 
 
 def unpack(name: str, folder: Path | str = ".") -> None:
@@ -68,7 +70,10 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
     """Every form of a run or report, by file name; a run is unpacked below ``scratch/runs``."""
     if name in REPORTS:
         report = read_report(REPORTS[name])
-        found = {"show.txt": shown(report, name), "show_verbose.txt": shown(report, name, True)}
+        found = {
+            "show.txt": shown(report, name),
+            "show_verbose.txt": shown(report, name, True),
+        }
         exports = {to: exported(report, to) for to in FORMATS}
     else:
         unpack(name, scratch)
@@ -104,7 +109,9 @@ def said(*arguments: str) -> str:
     return result.output + (f"{result.exception}\n" if result.exit_code else "")
 
 
-def shown(report: Report, name: str, verbose: bool = False, file: io.StringIO | None = None) -> str:
+def shown(
+    report: Report, name: str, verbose: bool = False, file: io.StringIO | None = None
+) -> str:
     """What ``show`` writes of a report; to a file that is no terminal, if none is given."""
     with contextlib.redirect_stdout(file or io.StringIO()) as out:
         show_result(report, name, False, verbose)

@@ -59,7 +59,9 @@ def of(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
             "description": " ".join((kind.__doc__ or "").split("\n\n")[0].split()),
             "type": "object",
             "additionalProperties": False,
-            "required": [f.name for f, needed in zip(own, defaults, strict=True) if needed],
+            "required": [
+                f.name for f, needed in zip(own, defaults, strict=True) if needed
+            ],
             "properties": {f.name: of_field(f.name, hints[f.name], parts) for f in own},
         }
     return {"$ref": f"#/$defs/{name}"}

@@ -16,7 +16,11 @@ SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
 
 
 def settings(**phases: CompileConfig) -> Tuned:
-    here = {k: v for k, v in describe(torch.device("cpu")).items() if k in ("torch", "device")}
+    here = {
+        k: v
+        for k, v in describe(torch.device("cpu")).items()
+        if k in ("torch", "device")
+    }
     size = {"optimizer_step": None}
     found = {n: (Choice(c, size.get(n, 2), SPEEDUP, 3),) for n, c in phases.items()}
     return Tuned(found, here)

@@ -40,7 +40,10 @@ _NOTHING = re.compile(r' clip-path="[^"]*"|<text [^>]*>\s*</text>')
 
 def answer(width: int) -> str:
     """The answer at so many columns, as one picture for light and dark."""
-    light, dark = _svg(width, DEFAULT_TERMINAL_THEME, "#fff"), _svg(width, SVG_EXPORT_THEME, "#111")
+    light, dark = (
+        _svg(width, DEFAULT_TERMINAL_THEME, "#fff"),
+        _svg(width, SVG_EXPORT_THEME, "#111"),
+    )
     (style,) = _STYLE.findall(dark)
     assert _STYLE.sub("", light) == _STYLE.sub("", dark)
     at_night = f"@media (prefers-color-scheme: dark) {{\n{style}}}\n</style>"
@@ -51,7 +54,9 @@ def _svg(width: int, theme: TerminalTheme, paper: str) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print()
     for line in Text.from_ansi(typed(width)).split(allow_blank=True):
-        for part in line.divide(range(width, len(line), width)):  # as a terminal breaks it
+        for part in line.divide(
+            range(width, len(line), width)
+        ):  # as a terminal breaks it
             console.print(part, highlight=False)
     template = _FORMAT.replace("PAPER", paper)
     drawn = console.export_svg(theme=theme, code_format=template, unique_id="a")
@@ -67,7 +72,9 @@ class _Terminal(io.StringIO):
 
 def typed(width: int) -> str:
     """What ``autocompile show last`` writes to a terminal, colours included."""
-    with mock.patch.dict(os.environ, {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}):
+    with mock.patch.dict(
+        os.environ, {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}
+    ):
         for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
             os.environ.pop(name, None)
         return shown(read_report(RUN), "last", file=_Terminal())

@@ -44,7 +44,9 @@ def is_best_raced(request: Request) -> bool:
 
 def speeds(truth: Mapping[str, float], **more: Any) -> Script:
     """Speed-ups by mode."""
-    return lambda r: measured(1.0 if is_eager(r) else truth[r["config"]["mode"]], **more)
+    return lambda r: measured(
+        1.0 if is_eager(r) else truth[r["config"]["mode"]], **more
+    )
 
 
 def script(request: Request) -> Ending:
@@ -99,7 +101,9 @@ class Listener(Progress):
     def warning(self, text: str) -> None:
         self.warnings.append(text)
 
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+    def racing(
+        self, phase: str, batch_size: int | None, sides: int, number: int
+    ) -> None:
         self.races.append(batch_size)
 
 
@@ -114,7 +118,9 @@ class Recorder(FakeExecutor):
 
     def start(self, job: Job) -> None:
         request = read_request(job.folder)
-        is_exported = isinstance(request, RaceRequest) and any(s.exported for s in request.sides)
+        is_exported = isinstance(request, RaceRequest) and any(
+            s.exported for s in request.sides
+        )
         kind = "exported" if is_exported else request.kind
         self.jobs.append((job, kind, len(self._alive)))
         self.asked[job.number] = request.to_dict()

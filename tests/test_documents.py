@@ -28,11 +28,15 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MODELS = [path for path in EXAMPLES if path.name not in ("api.py", "by_hand.py")]
 pytestmark = pytest.mark.timeout(900)  # compilers on a slow machine
 README = (ROOT / "README.md").read_text("utf-8")
-DOCUMENTS = README + "".join(p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = README + "".join(
+    p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md"))
+)
 
 
 def run(*command: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=880, **more)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=880, **more
+    )
 
 
 def help_of(*command: str) -> str:
@@ -56,14 +60,18 @@ def test_each_example_is_short_and_says_how_to_run_it(path: Path) -> None:
 def test_each_example_compiles_and_is_right(
     name: str, backend: str, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig(backend))
+    monkeypatch.setattr(
+        "autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig(backend)
+    )
     forward = "forward_exploration" if name == "ppo_breakout" else "forward"
     phases = [forward, "optimizer_step"]  # not the updates of RLlib's learner: long
     options = ["--batch-size", "2", "--phase", ",".join(phases), "--json"]
     done = typed("check", f"{ROOT}/examples/{name}.py", *options)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["phases"]
-    assert [(phase, row["outcome"]) for phase, row in rows.items()] == [(p, "ok") for p in phases]
+    assert [(phase, row["outcome"]) for phase, row in rows.items()] == [
+        (p, "ok") for p in phases
+    ]
 
 
 STUDIES = """
@@ -82,7 +90,9 @@ for folder, names in json.load(sys.stdin).items():
 def test_the_scripts_of_studies_fit_the_code() -> None:
     """What they take from the package, and from one another, is there."""
     found = {
-        str(folder): [p.stem for p in sorted(folder.glob("*.py")) if p.stem != "plot"]  # matplotlib
+        str(folder): [
+            p.stem for p in sorted(folder.glob("*.py")) if p.stem != "plot"
+        ]  # matplotlib
         for folder in sorted((ROOT / "studies").iterdir())
         if folder.is_dir()
     }
@@ -183,7 +193,9 @@ def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
     typed = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     ((_, command, *rest),) = [words for words in typed if words[0] == "autocompile"]
     options = [word for word in rest if word.startswith("--")]
-    assert all(re.search(rf"^│ +{option}\b", help_of(command), re.M) for option in options)
+    assert all(
+        re.search(rf"^│ +{option}\b", help_of(command), re.M) for option in options
+    )
     required = rest[rest.index("--require") + 1]
     assert numbers("--require", [required], REQUIREMENTS)
 
@@ -200,7 +212,11 @@ def test_the_clusters_shown_are_valid() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("studies/**/*.md")):
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("studies/**/*.md"),
+    ):
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
             assert (path.parent / link).exists(), f"{path.relative_to(ROOT)}: {link}"
 

@@ -27,7 +27,12 @@ REPORTS = ("h100/report.json", "old/report.json", "before.json", "after.json")
 def commands(text: str) -> Iterator[list[str]]:
     """What follows ``autocompile`` in lines of code blocks and in code spans, as words."""
     blocks = re.findall(r"```\w*\n(.*?)\n```", text, re.S)
-    lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
+    lines = [
+        part
+        for block in blocks
+        for line in block.splitlines()
+        for part in line.split("&&")
+    ]
     spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
     for line in (*lines, *(" ".join(span.split()) for span in spans)):
         if found := _TYPED.fullmatch(line.strip()):
@@ -54,11 +59,15 @@ def test_an_unknown_option_or_value_is_not_understood() -> None:
         known[typed[0]].make_context(typed[0], typed[1:])
 
 
-def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_about_runs_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a folder with a recorded run, which is the only one and so the last."""
     unpack("outcomes", tmp_path)
     (tmp_path / "runs" / "outcomes").rename(tmp_path / "runs" / "net-0001")
-    shutil.copytree(tmp_path / "runs" / "net-0001", tmp_path / "runs" / "model-0001" / "H100")
+    shutil.copytree(
+        tmp_path / "runs" / "net-0001", tmp_path / "runs" / "model-0001" / "H100"
+    )
     t4 = tmp_path / "runs" / "model-0001" / "T4"
     shutil.copytree(tmp_path / "runs" / "net-0001", t4)
     run = (t4 / "run.json").read_text("utf-8")
@@ -75,8 +84,14 @@ def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     typed = {tuple(words) for text in texts for words in commands(text)}
     ran = set()
     for words in sorted(typed):
-        if words[0] in _WITHOUT_TORCH and "--with-cache" not in words and len(words) > 1:
-            words = tuple("last" if word in ("RUN", "A", "B") else word for word in words)
+        if (
+            words[0] in _WITHOUT_TORCH
+            and "--with-cache" not in words
+            and len(words) > 1
+        ):
+            words = tuple(
+                "last" if word in ("RUN", "A", "B") else word for word in words
+            )
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 0, f"{words}: {done.output}"
             ran.add(words[0])

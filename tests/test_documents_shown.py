@@ -18,7 +18,9 @@ README = (ROOT / "README.md").read_text("utf-8")
 _WORDS = re.compile(r"<text[^>]*>([^<]*)")
 
 
-@pytest.mark.parametrize("run", ["first_runs/cpu/ppo_breakout", "gpu/tunes/gpt2_step_normal"])
+@pytest.mark.parametrize(
+    "run", ["first_runs/cpu/ppo_breakout", "gpu/tunes/gpt2_step_normal"]
+)
 def test_the_readme_shows_answers_as_recorded(run: str) -> None:
     report = read_report(STUDIES / f"{run}.json")
     answer = shown(report, "last").splitlines()[1 : 1 + len(report.phases)]

@@ -17,8 +17,18 @@ pytest.importorskip("material", reason="needs mkdocs-material")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -45,6 +55,8 @@ def test_every_link_and_picture_leads_somewhere(site: Path) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    loading = re.compile(r'<(?:script|img|iframe)[^>]*src="?https?:|<link[^>]*stylesheet[^>]*http')
+    loading = re.compile(
+        r'<(?:script|img|iframe)[^>]*src="?https?:|<link[^>]*stylesheet[^>]*http'
+    )
     for page in site.rglob("*.html"):
         assert not loading.search(page.read_text("utf-8")), page

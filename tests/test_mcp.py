@@ -47,9 +47,15 @@ server.run("stdio")
 
 def connected(*server: str) -> Any:
     """A client of a server of its own."""
-    kept = {k: v for k, v in os.environ.items() if k in ("XDG_CACHE_HOME", "AUTOCOMPILE_TESTS")}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k in ("XDG_CACHE_HOME", "AUTOCOMPILE_TESTS")
+    }
     env = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    return mcp.Client(mcp.StdioServerParameters(command=sys.executable, args=list(server), env=env))
+    return mcp.Client(
+        mcp.StdioServerParameters(command=sys.executable, args=list(server), env=env)
+    )
 
 
 @pytest.fixture
@@ -60,7 +66,9 @@ def scripted(target: Path) -> Path:
     return target
 
 
-def asked(*calls: tuple[str, dict[str, Any]], server: tuple[str, ...] = SERVER) -> list[Any]:
+def asked(
+    *calls: tuple[str, dict[str, Any]], server: tuple[str, ...] = SERVER
+) -> list[Any]:
     """The answer to each call, and the messages of its progress."""
 
     async def talk() -> list[Any]:
@@ -69,7 +77,9 @@ def asked(*calls: tuple[str, dict[str, Any]], server: tuple[str, ...] = SERVER) 
             for name, arguments in calls:
                 lines: list[tuple[float, str]] = []
 
-                async def told(progress: float, _: Any, message: str, to: Any = lines) -> None:
+                async def told(
+                    progress: float, _: Any, message: str, to: Any = lines
+                ) -> None:
                     to.append((progress, message))
 
                 answer = await client.call_tool(name, arguments, progress_callback=told)
@@ -123,7 +133,9 @@ def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(scripted: Path) -> None:
             async def state(expected: str) -> str:
                 """Of the run, once it is the expected one, or after a while."""
                 for _ in range(300):
-                    rows = json.loads(text(await client.call_tool("list", {"run_dir": "runs"})))
+                    rows = json.loads(
+                        text(await client.call_tool("list", {"run_dir": "runs"}))
+                    )
                     if rows and rows[0]["state"] == expected:
                         break
                     await asyncio.sleep(0.1)

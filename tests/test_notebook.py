@@ -15,7 +15,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     # What Inductor makes of it takes a C++ compiler many seconds, and is not what is looked at.
     tuned.source = tuned.source.replace('"inductor"', '"aot_eager"')
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=280, kernel_name="python3", resources=resources).execute()
+    NotebookClient(
+        notebook, timeout=280, kernel_name="python3", resources=resources
+    ).execute()
     assert "forward" in tuned.outputs[-1]["data"]["text/plain"]
     shown = tuned.outputs[-1]["data"]["text/html"]
     assert shown.startswith("<pre>") and "speed-up" in shown and "confidence" in shown

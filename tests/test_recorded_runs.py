@@ -14,13 +14,19 @@ from autocompile.commands.runs import read_report
 from autocompile.export import FORMATS
 from autocompile.store.record import Outcome
 
-OLDER = sorted((Path(__file__).parent.parent / "studies" / "first_runs").glob("*/*.json"))
+OLDER = sorted(
+    (Path(__file__).parent.parent / "studies" / "first_runs").glob("*/*.json")
+)
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_recorded_run_is_reported_and_exported_as_before(name: str, tmp_path: Path) -> None:
+def test_a_recorded_run_is_reported_and_exported_as_before(
+    name: str, tmp_path: Path
+) -> None:
     """``python tests/recorded_runs.py`` writes the texts anew; say why in data/runs/README.md."""
-    expected = {path.name: path.read_bytes().decode() for path in (RUNS / name).iterdir()}
+    expected = {
+        path.name: path.read_bytes().decode() for path in (RUNS / name).iterdir()
+    }
     found = texts(name, tmp_path)
     assert set(found) == set(expected)
     for file, text in found.items():
@@ -28,14 +34,23 @@ def test_a_recorded_run_is_reported_and_exported_as_before(name: str, tmp_path: 
 
 
 def test_the_recorded_runs_are_of_every_kind() -> None:
-    kinds = {"cpu", "interpreters", "interrupted", "outcomes", "rllib", "gpu_transformer"}
+    kinds = {
+        "cpu",
+        "interpreters",
+        "interrupted",
+        "outcomes",
+        "rllib",
+        "gpu_transformer",
+    }
     assert kinds <= set(names())
 
 
 def test_every_outcome_is_recorded() -> None:
     report = json.loads((RUNS / "outcomes" / "report.json").read_text("utf-8"))
     trials = [trial for phase in report["phases"].values() for trial in phase["trials"]]
-    assert {trial["outcome"] for trial in trials} == {outcome.value for outcome in Outcome}
+    assert {trial["outcome"] for trial in trials} == {
+        outcome.value for outcome in Outcome
+    }
 
 
 @pytest.mark.parametrize("path", OLDER, ids=lambda p: f"{p.parent.name}-{p.stem}")

@@ -63,14 +63,20 @@ def check(
     from autocompile.report import checks
 
     phases = options.words(phase) or None
-    results = diagnose.check(target, phases, batch_size, device, timeout, tolerance, calls)
-    print_or_draw(results, as_json, lambda console: checks.render_check(results, console, verbose))
+    results = diagnose.check(
+        target, phases, batch_size, device, timeout, tolerance, calls
+    )
+    print_or_draw(
+        results, as_json, lambda console: checks.render_check(results, console, verbose)
+    )
     if not all(row["outcome"] == "ok" for row in results["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
 
 
 def doctor(
-    backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
+    backend: Annotated[
+        str | None, typer.Argument(metavar="BACKEND", help="only this one")
+    ] = None,
     device: options.Device = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
@@ -80,15 +86,23 @@ def doctor(
     from autocompile.report import checks
 
     results = diagnose.doctor(backend, device)
-    print_or_draw(results, as_json, lambda console: checks.render_doctor(results, console, verbose))
+    print_or_draw(
+        results,
+        as_json,
+        lambda console: checks.render_doctor(results, console, verbose),
+    )
 
 
 _GATES = "speedup=1.05, max-graphs=1, max-recompiles=0, max-compile-time=60s"
 Settings = Annotated[
     str, typer.Argument(metavar="FILE|RUN", help="settings, as tuned.json, or a run")
 ]
-Moved = Annotated[str | None, options.option("TARGET", "where the target is now, if it has moved")]
-Require = Annotated[list[str] | None, options.option("LIST", f"fail unless met: {_GATES}")]
+Moved = Annotated[
+    str | None, options.option("TARGET", "where the target is now, if it has moved")
+]
+Require = Annotated[
+    list[str] | None, options.option("LIST", f"fail unless met: {_GATES}")
+]
 _WHOLE = "train RLlib's own algorithm with and without them"
 InAlgorithm = Annotated[bool, options.flag("--in-algorithm", _WHOLE)]
 _TIME = "end the whole command after this time; 2m if left out"
@@ -122,7 +136,9 @@ def verify(
     from autocompile.store.files import write_json
 
     required = options.numbers("--require", require, verifying.REQUIREMENTS)
-    folder = None if settings.endswith(".json") else runs.find(settings)  # another may be last soon
+    folder = (
+        None if settings.endswith(".json") else runs.find(settings)
+    )  # another may be last soon
     tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
     if in_algorithm:
         if require or device or python or calls or wait:
@@ -131,12 +147,18 @@ def verify(
                 "and --in-algorithm about a whole training"
             )
         if progress != "none":
-            say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
+            say(
+                f"trains with and without the settings, in turns, for about {budget:.0f} s"
+            )
         where = target or verifying.entry_here(tuned).target
         comparison = bench.compare_in_algorithm(where, tuned, budget, timeout)
         if folder is not None:  # the run's report has the figures from now on
             write_json(folder.in_algorithm, comparison["figures"])
-        print_or_draw(comparison, as_json, lambda console: render_in_algorithm(comparison, console))
+        print_or_draw(
+            comparison,
+            as_json,
+            lambda console: render_in_algorithm(comparison, console),
+        )
         return
     verified = verifying.verify(
         tuned,

@@ -20,7 +20,9 @@ from autocompile.cli.suite import suite
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
-_Mistake: Any = typer.BadParameter.__base__  # what Typer raises for what it cannot parse
+_Mistake: Any = (
+    typer.BadParameter.__base__
+)  # what Typer raises for what it cannot parse
 
 
 class Group(TyperGroup):
@@ -58,13 +60,27 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="show the version", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="show the version", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Find the fastest torch.compile settings that keep your model right, on this machine."""
 
 
-for _command in (tune, suite, show, list_runs, export, verify, check, doctor, init, record):
+for _command in (
+    tune,
+    suite,
+    show,
+    list_runs,
+    export,
+    verify,
+    check,
+    doctor,
+    init,
+    record,
+):
     app.command(_command.__name__.removesuffix("_runs"))(_command)
 
 
@@ -80,7 +96,10 @@ def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
-    for stream in (sys.stdout, sys.stderr):  # a terminal that has no × shows a ? in its place
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a terminal that has no × shows a ? in its place
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:

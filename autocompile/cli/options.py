@@ -36,7 +36,9 @@ def words(given: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def choices(option: str, given: Iterable[str], known: Mapping[str, Value]) -> tuple[Value, ...]:
+def choices(
+    option: str, given: Iterable[str], known: Mapping[str, Value]
+) -> tuple[Value, ...]:
     """Comma lists of known words, as their values."""
     parts = [part.lower() for part in words(given)]
     for part in parts:
@@ -51,10 +53,14 @@ def integers(option: str, given: Iterable[str]) -> tuple[int, ...]:
         return tuple(int(part) for part in parts)
     except ValueError:
         text = ",".join(parts)
-        raise UsageError(f"{option} {text!r} is not a list of whole numbers like 1,4,16") from None
+        raise UsageError(
+            f"{option} {text!r} is not a list of whole numbers like 1,4,16"
+        ) from None
 
 
-def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) -> dict[str, float]:
+def numbers(
+    option: str, given: Iterable[str] | None, known: Mapping[str, str]
+) -> dict[str, float]:
     """``["speedup=1.05, max-compile-time=2m"]`` by name; seconds of what is a time.
 
     Args:
@@ -68,7 +74,9 @@ def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) 
         value = _amount(text, units, has_zero=True)
         if value is None:
             example = f"{name}=60s" if units is _TIME else f"{name}=1"
-            raise UsageError(f"{option} {name} {text!r} is not {known[name]} (try {example})")
+            raise UsageError(
+                f"{option} {name} {text!r} is not {known[name]} (try {example})"
+            )
         values[name] = value
     return values
 
@@ -84,14 +92,20 @@ def demand_known(what: str, part: str, known: Iterable[str], hint: str) -> None:
         )
 
 
-def _amount(text: str, units: Mapping[str, float], has_zero: bool = False) -> float | None:
+def _amount(
+    text: str, units: Mapping[str, float], has_zero: bool = False
+) -> float | None:
     match = _AMOUNT.fullmatch(text)
     unit = units.get(match[2].lower()) if match else None
     value = float(match[1]) * unit if match and unit else math.nan
-    return value if (value > 0 or (has_zero and value == 0)) and value < math.inf else None
+    return (
+        value if (value > 0 or (has_zero and value == 0)) and value < math.inf else None
+    )
 
 
-def _one(text: Any, units: Mapping[str, float], expected: str, below: float = math.inf) -> float:
+def _one(
+    text: Any, units: Mapping[str, float], expected: str, below: float = math.inf
+) -> float:
     """The value of an option that has one, from what was typed or is its default."""
     value = _amount(str(text), units)
     if value is None or value >= below:
@@ -114,7 +128,9 @@ _READERS: Mapping[str | None, Callable[[Any], Any]] = {
     "SIZE": lambda text: int(_one(text, _SIZE, "a size (try 2GiB)")),
     "[P=]TIME": _latency,
     "FACTOR": lambda text: _one(text, _NONE, "a number above 0 (try 1.05)"),
-    "FRACTION": lambda text: _one(text, _NONE, "a number between 0 and 1 like 0.001", 1.0),
+    "FRACTION": lambda text: _one(
+        text, _NONE, "a number between 0 and 1 like 0.001", 1.0
+    ),
 }
 """How a value is read follows from what it is called; Typer reads the rest."""
 
@@ -138,7 +154,9 @@ def flag(names: str, help: str, panel: str = "") -> Any:
 
 Target = Annotated[
     str,
-    typer.Argument(metavar="TARGET", help="model.py, PATH:NAME, package.module:NAME or timm:NAME"),
+    typer.Argument(
+        metavar="TARGET", help="model.py, PATH:NAME, package.module:NAME or timm:NAME"
+    ),
 ]
 _Text = str | None
 _List = list[str] | None
@@ -146,17 +164,27 @@ _Amount = float | None
 _Count = int | None
 
 _common = functools.partial(option, panel="Common")
-Phase = Annotated[_List, _common("LIST", "what to time; two phases of the target if left out")]
+Phase = Annotated[
+    _List, _common("LIST", "what to time; two phases of the target if left out")
+]
 _LEVELS = "quick: 90 s, normal (if left out): 5 min, full: every setting"
 Effort = Annotated[Literal["quick", "normal", "full"] | None, _common("LEVEL", _LEVELS)]
-Budget = Annotated[_Amount, _common("TIME", "end the whole run after this time, as 10m")]
-Device = Annotated[_Text, _common("NAME", "cpu, cuda or cuda:1; a GPU where there is one")]
-Resume = Annotated[bool, flag("--resume", "go on with the last run of the target", "Common")]
+Budget = Annotated[
+    _Amount, _common("TIME", "end the whole run after this time, as 10m")
+]
+Device = Annotated[
+    _Text, _common("NAME", "cpu, cuda or cuda:1; a GPU where there is one")
+]
+Resume = Annotated[
+    bool, flag("--resume", "go on with the last run of the target", "Common")
+]
 _DRY = "list what would be tried, and what not and why"
 DryRun = Annotated[bool, flag("--dry-run", _DRY, "Common")]
 
 _search = functools.partial(option, panel="Search")
-Space = Annotated[Path | None, _search("FILE", "read such lists from TOML; options go before it")]
+Space = Annotated[
+    Path | None, _search("FILE", "read such lists from TOML; options go before it")
+]
 _PATHS = "try this interpreter too, as PATH or NAME=PATH; repeatable"
 Python = Annotated[_List, _search("PATH", _PATHS)]
 _CALLS = "how often weights are used before they change"
@@ -167,27 +195,35 @@ Sampler = Annotated[Literal["portfolio", "tpe", "random"], _search("NAME", _SAMP
 Storage = Annotated[_Text, _search("URL", "keep Optuna's study in this database")]
 
 _limit = functools.partial(option, panel="Limits and CI")
-_OBJECTIVES = "throughput (if left out), latency, or p50, p95 or p99 of calls of several shapes"
+_OBJECTIVES = (
+    "throughput (if left out), latency, or p50, p95 or p99 of calls of several shapes"
+)
 _Objectives = Literal["throughput", "latency", "p50", "p95", "p99"]
 Objective = Annotated[_Objectives | None, _limit("NAME", _OBJECTIVES)]
-_SHORTER = (
-    "choose only settings whose call is shorter, of every shape; p95=10ms limits a percentile"
-)
+_SHORTER = "choose only settings whose call is shorter, of every shape; p95=10ms limits a percentile"
 MaxLatency = Annotated[list[Any] | None, _limit("[P=]TIME", _SHORTER)]
-MaxMemory = Annotated[_Count, _limit("SIZE", "choose only settings that need less, as 2GiB")]
-MaxCompileTime = Annotated[_Amount, _limit("TIME", "choose only settings that compile faster")]
+MaxMemory = Annotated[
+    _Count, _limit("SIZE", "choose only settings that need less, as 2GiB")
+]
+MaxCompileTime = Annotated[
+    _Amount, _limit("TIME", "choose only settings that compile faster")
+]
 _GATE = "exit with 1 unless every phase is surely this much faster"
 RequireSpeedup = Annotated[_Amount, _limit("FACTOR", _GATE)]
 
 _measuring = functools.partial(option, panel="Measuring")
 _RELATIVE = "how far outputs may differ, as 0.01; by dtype if left out"
 Tolerance = Annotated[_Amount, _measuring("FRACTION", _RELATIVE)]
-Seed = Annotated[_Count, _measuring("N", "of weights, inputs and orders; 0 if left out")]
+Seed = Annotated[
+    _Count, _measuring("N", "of weights, inputs and orders; 0 if left out")
+]
 _PROGRAM = "that a program makes, over which compile time counts; many if left out"
 Horizon = Annotated[_Count, _measuring("N", f"calls {_PROGRAM}", min=1)]
 _RECORDED = "a file of autocompile.record: what the model is called with"
 Calls = Annotated[Path | None, _measuring("FILE", _RECORDED)]
-Jobs = Annotated[_Count, _measuring("N", "compile side by side; one a core if left out", min=1)]
+Jobs = Annotated[
+    _Count, _measuring("N", "compile side by side; one a core if left out", min=1)
+]
 _STEP = "end a trial that stays longer in one step; 300s if left out"
 Timeout = Annotated[float, _measuring("TIME", _STEP)]
 _SHARE = "end a trial that needs more; its share of 80 % of what is free if left out"
@@ -205,8 +241,12 @@ _TYPES = "a run for each of these types, as H100,T4,cpu; all that the cluster ha
 Accelerators = Annotated[_List, _others("LIST", _TYPES)]
 
 _output = functools.partial(option, panel="Output")
-RunDir = Annotated[Path | None, _output("FOLDER", "keep the run here; in ./runs if left out")]
-Json = Annotated[bool, flag("--json", "print one JSON document and nothing else", "Output")]
+RunDir = Annotated[
+    Path | None, _output("FOLDER", "keep the run here; in ./runs if left out")
+]
+Json = Annotated[
+    bool, flag("--json", "print one JSON document and nothing else", "Output")
+]
 _SHOWN = "what stderr shows: auto, plain or none"
 Progress = Annotated[Literal["auto", "plain", "none"], _output("KIND", _SHOWN)]
 Verbose = Annotated[bool, flag("--verbose -v", "say more", "Output")]
@@ -217,8 +257,12 @@ def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for p in inspect.signature(command, eval_str=True).parameters.values():
         if p.name == "space":
-            kinds = {d.parameter: Annotated[_List, _search("LIST", d.help)] for d in SEARCHED}
-            parameters += [p.replace(name=n, annotation=kind) for n, kind in kinds.items()]
+            kinds = {
+                d.parameter: Annotated[_List, _search("LIST", d.help)] for d in SEARCHED
+            }
+            parameters += [
+                p.replace(name=n, annotation=kind) for n, kind in kinds.items()
+            ]
         if p.kind is not p.VAR_KEYWORD:
             parameters.append(p)
     changed: Any = command

@@ -60,9 +60,19 @@ def show_result(report: Any, run: str, as_json: bool, verbose: bool) -> None:
         use, then = use_line(report, run), ""
         is_faster = any(phase.is_faster for phase in report.phases.values())
         if is_faster and "autocompile export" not in use:
-            others = ", ".join(f"--to {name}" for name in report.exports if name != "json")
+            others = ", ".join(
+                f"--to {name}" for name in report.exports if name != "json"
+            )
             then = f"autocompile export {run} -o tuned.json        (also: {others})"
         code = to_paste(report)
-        render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
+        render(
+            report,
+            console,
+            code=code,
+            use=use,
+            next_line=then,
+            run=run,
+            verbose=verbose,
+        )
 
     print_or_draw(report.to_dict(), as_json, draw)

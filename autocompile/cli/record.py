@@ -13,22 +13,35 @@ from autocompile.errors import ExitCode, UsageError
 
 Program = Annotated[
     list[str],
-    typer.Argument(metavar="-- PROGRAM", help="such as  -- python serve.py --port 8000"),
+    typer.Argument(
+        metavar="-- PROGRAM", help="such as  -- python serve.py --port 8000"
+    ),
 ]
 Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="where to; calls.json if left out")
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="where to; calls.json if left out"
+    ),
 ]
 
 
 def record(program: Program, output: Output = Path("calls.json")) -> None:
     """Run a program and note what its model is called with."""
-    python, *rest = program if Path(program[0]).name.startswith("python") else ["", *program]
+    python, *rest = (
+        program if Path(program[0]).name.startswith("python") else ["", *program]
+    )
     if not rest or not (rest[0].endswith(".py") or rest[0] == "-m"):
         raise UsageError(
             f"{' '.join(program)} is no Python program that can be recorded",
             hint="autocompile record -- python serve.py",
         )
-    command = [python or sys.executable, "-m", "autocompile.runtime.recording", str(output), *rest]
+    command = [
+        python or sys.executable,
+        "-m",
+        "autocompile.runtime.recording",
+        str(output),
+        *rest,
+    ]
     try:
         code = subprocess.run(command).returncode
     except OSError as error:

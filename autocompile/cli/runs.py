@@ -44,8 +44,12 @@ def show(
     as_json: options.Json = False,
     verbose: options.Verbose = False,
     schema: Annotated[bool, options.flag("--schema", _SCHEMA)] = False,
-    html: Annotated[bool, options.flag("--html", "write report.html anew, print its path")] = False,
-    browse: Annotated[bool, options.flag("--open", "the same, and open it in a browser")] = False,
+    html: Annotated[
+        bool, options.flag("--html", "write report.html anew, print its path")
+    ] = False,
+    browse: Annotated[
+        bool, options.flag("--open", "the same, and open it in a browser")
+    ] = False,
 ) -> None:
     """Show the report of a run, or one table over several runs."""
     if schema:
@@ -72,7 +76,9 @@ def show(
         webbrowser.open(path.resolve().as_uri())
 
 
-def _show_table(named: list[str], as_json: bool, verbose: bool, is_page: bool) -> Path | None:
+def _show_table(
+    named: list[str], as_json: bool, verbose: bool, is_page: bool
+) -> Path | None:
     """Print one table over runs, or write it and return its page's path."""
     from autocompile.commands.runs import by_machine
     from autocompile.report import table
@@ -82,8 +88,13 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, is_page: bool) -
     reports = by_machine({name: _report(name) for name in named})
     if is_page:
         return table.write_table(runs.under / "table", reports)
-    shown, found = table.table(reports), {name: one.to_dict() for name, one in reports.items()}
-    print_or_draw(found, as_json, lambda console: Page(console).document(shown, verbose))
+    shown, found = (
+        table.table(reports),
+        {name: one.to_dict() for name, one in reports.items()},
+    )
+    print_or_draw(
+        found, as_json, lambda console: Page(console).document(shown, verbose)
+    )
     return None
 
 
@@ -104,7 +115,9 @@ def list_runs(
 
 
 _FILE = "write this file, as tuned.json"
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help=_FILE)]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help=_FILE)
+]
 _STACK = f"who reads it: {', '.join(get_args(Format))}; python if left out"
 _CACHE = "compile once more and keep the code beside FILE"
 
@@ -139,11 +152,17 @@ def export(
     reports = {name: _report(name) for name in named}
     for name, report in reports.items():
         of = f"{name}: " if len(named) > 1 else ""
-        say("\n".join(f"warning: {of}{sentence}" for sentence in exporting.unconfirmed(report)))
+        say(
+            "\n".join(
+                f"warning: {of}{sentence}" for sentence in exporting.unconfirmed(report)
+            )
+        )
     if with_cache and output:
         from autocompile.commands.bench import export_with_cache
 
-        for line in export_with_cache(Tuned.from_report(reports[named[0]]), output, timeout):
+        for line in export_with_cache(
+            Tuned.from_report(reports[named[0]]), output, timeout
+        ):
             typer.echo(line)
         return
     if len(named) == 1:
@@ -160,4 +179,7 @@ def export(
         typer.echo(text, nl=False)
     else:
         write(output, text)
-        typer.echo(f"wrote {output}" + (f", for {len(named)} machines" if len(named) > 1 else ""))
+        typer.echo(
+            f"wrote {output}"
+            + (f", for {len(named)} machines" if len(named) > 1 else "")
+        )

@@ -43,7 +43,9 @@ def suite(
     csv: Annotated[
         Path | None, options.option("FILE", "dynamo's runner's columns", "Output")
     ] = None,
-    markdown: Annotated[Path | None, options.option("FILE", "the tables", "Output")] = None,
+    markdown: Annotated[
+        Path | None, options.option("FILE", "the tables", "Output")
+    ] = None,
     run_dir: options.RunDir = None,
     as_json: options.Json = False,
     progress: options.Progress = "auto",
@@ -96,15 +98,24 @@ def suite(
     changes = shown.differences(found, earlier) if earlier else {}
     document = shown.document(found, earlier)
     data = {**found.to_dict(), **({"against": changes} if earlier else {})}
-    print_or_draw(data, as_json, lambda console: Page(console).document(document, verbose))
+    print_or_draw(
+        data, as_json, lambda console: Page(console).document(document, verbose)
+    )
     write(folder / "suite.html", as_page(document))
-    for path, text in ((csv, shown.to_csv(found)), (markdown, shown.to_markdown(document))):
+    for path, text in (
+        (csv, shown.to_csv(found)),
+        (markdown, shown.to_markdown(document)),
+    ):
         if path is not None:
             write(path, text)
     tell(f"\nAll of it: {folder / 'suite.html'}")
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    lost = [name for word in ("slower", "broke", "missing") for name in changes.get(word, ())]
+    lost = [
+        name
+        for word in ("slower", "broke", "missing")
+        for name in changes.get(word, ())
+    ]
     if require and not any(row.best for row in found.rows):
         lost = lost or ["there is nothing to compare"]
     if require and lost:

@@ -83,7 +83,9 @@ def tune(
             hint=f"--ray auto --accelerators {','.join(accelerators)}",
         )
     here_alone = {"--dry-run": dry_run, "--wait": wait, "--python": python}
-    if ray is not None and (option := next((n for n, v in here_alone.items() if v), None)):
+    if ray is not None and (
+        option := next((n for n, v in here_alone.items() if v), None)
+    ):
         raise UsageError(
             f"{option} is about this machine, and --ray about others",
             hint=f"the same command without {option}, or without --ray",
@@ -99,7 +101,9 @@ def tune(
         from autocompile.report.checks import render_preview
 
         settings = preview(target, timeout, tuple(python or ()), calls, **plan)
-        print_or_draw(settings, as_json, lambda console: render_preview(settings, console))
+        print_or_draw(
+            settings, as_json, lambda console: render_preview(settings, console)
+        )
         return
     longest = dict(max_latency or ())
     request: dict[str, Any] = {
@@ -133,7 +137,9 @@ def tune(
         return
     result = api.tune(target, **request, progress=progress_of(progress, sys.stderr))
     with without_interrupts():
-        show_result(result.report, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
+        show_result(
+            result.report, str(run_dir or runs.shown(result.run_dir)), as_json, verbose
+        )
     _leave([result], require_speedup)
 
 
@@ -146,12 +152,16 @@ def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> Searc
     """
     from autocompile.space.space import SearchSpace
 
-    on_top = {d.asked: _typed(d, given) for d in SEARCHED if (given := typed.get(d.parameter))}
+    on_top = {
+        d.asked: _typed(d, given) for d in SEARCHED if (given := typed.get(d.parameter))
+    }
     lists = _of_file(file) if file else {}
     try:
         SearchSpace(**lists)
     except UsageError as error:
-        raise UsageError(f"{file}: {error.what}", *error.details, hint=error.hint) from None
+        raise UsageError(
+            f"{file}: {error.what}", *error.details, hint=error.hint
+        ) from None
     return SearchSpace(**{**lists, **on_top})
 
 
@@ -172,12 +182,16 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
     for part in options.words((text,)):
         name, equals, value = part.partition("=")
         if not equals:
-            raise UsageError(f"--option {part!r} has no value", hint=f"--option {part}=true")
+            raise UsageError(
+                f"--option {part!r} has no value", hint=f"--option {part}=true"
+            )
         read: Any = value.strip()
         with contextlib.suppress(ValueError):
             read = json.loads(read.lower())
         if isinstance(read, (list, dict)):
-            raise UsageError(f"--option {part!r} is a list or a table, and an option has one value")
+            raise UsageError(
+                f"--option {part!r} is a list or a table, and an option has one value"
+            )
         pairs.append((name.strip(), read))
     return tuple(pairs)
 
@@ -205,19 +219,26 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 def _is_list_of_tables(values: Any) -> bool:
     return isinstance(values, list) and all(
-        isinstance(table, dict) and not any(isinstance(v, (dict, list)) for v in table.values())
+        isinstance(table, dict)
+        and not any(isinstance(v, (dict, list)) for v in table.values())
         for table in values
     )
 
 
-def _end_all(outcome: OnCluster, factor: float | None, as_json: bool, verbose: bool) -> None:
+def _end_all(
+    outcome: OnCluster, factor: float | None, as_json: bool, verbose: bool
+) -> None:
     """Show the result of each type, in one document where it is JSON."""
     from autocompile.search.jobs import without_interrupts
 
     several = len(outcome.results) > 1
     with without_interrupts():
         if as_json:
-            typer.echo(json.dumps({k: r.to_dict() for k, r in outcome.results.items()}, indent=1))
+            typer.echo(
+                json.dumps(
+                    {k: r.to_dict() for k, r in outcome.results.items()}, indent=1
+                )
+            )
         else:
             for kind, result in outcome.results.items():
                 if several:
@@ -235,12 +256,18 @@ def _end_all(outcome: OnCluster, factor: float | None, as_json: bool, verbose: b
         if not isinstance(error, (AutocompileError, KeyboardInterrupt)):
             raise error  # a defect, once the results of the others are shown
     if not outcome.interrupted and outcome.errors:
-        codes = [e.exit_code for e in outcome.errors.values() if isinstance(e, AutocompileError)]
+        codes = [
+            e.exit_code
+            for e in outcome.errors.values()
+            if isinstance(e, AutocompileError)
+        ]
         raise typer.Exit(max(codes))
     _leave(list(outcome.results.values()), factor, outcome.interrupted)
 
 
-def _leave(results: Sequence[Any], factor: float | None, interrupted: bool = False) -> None:
+def _leave(
+    results: Sequence[Any], factor: float | None, interrupted: bool = False
+) -> None:
     """Turn results into an exit code."""
     if interrupted or any(result.interrupted for result in results):
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -251,5 +278,7 @@ def _leave(results: Sequence[Any], factor: float | None, interrupted: bool = Fal
         if factor is not None and not result.is_faster_by(factor, name)
     ]
     if slow:
-        say(f"gate: {', '.join(dict.fromkeys(slow))} is not surely faster by {factor:g}x")
+        say(
+            f"gate: {', '.join(dict.fromkeys(slow))} is not surely faster by {factor:g}x"
+        )
         raise typer.Exit(ExitCode.GATE)

@@ -21,7 +21,12 @@ from autocompile import __version__
 from autocompile.cluster.wire import Do, Say, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.protocol.requests import ProbeRequest, ProbeResult, RaceRequest, read_request
+from autocompile.protocol.requests import (
+    ProbeRequest,
+    ProbeResult,
+    RaceRequest,
+    read_request,
+)
 from autocompile.settings.tuned import unlike
 from autocompile.store.files import write_text
 from autocompile.store.reading import of_fields
@@ -148,7 +153,9 @@ class ClusterExecutor:
     ) -> None:
         self._receive, self._clock = receive, clock
         self._interrupts, self._heard = interrupts or Interrupts(), 0
-        self.stations = [Station(link, clock()) for link in links]  # those that are not lost
+        self.stations = [
+            Station(link, clock()) for link in links
+        ]  # those that are not lost
         self._reasons: dict[str, str] = {}  # why others have left, by their names
         self._waiting: list[Task] = []
         self._events: list[Event] = []
@@ -168,7 +175,9 @@ class ClusterExecutor:
     def start(self, job: Job) -> None:
         """Send a job to a station that has room, or queue it until there is one."""
         if job.python is not None:
-            raise UsageError("other interpreters are paths of this machine, not of a cluster's")
+            raise UsageError(
+                "other interpreters are paths of this machine, not of a cluster's"
+            )
         task = Task(job, read_request(job.folder).to_dict())
         if not task.is_probe:
             self._waiting.append(task)
@@ -189,7 +198,9 @@ class ClusterExecutor:
                 hint="the same command with --resume, once there are machines",
             )
         until = self._clock() + timeout_s
-        while not self._events and (self._waiting or any(s.running for s in self.stations)):
+        while not self._events and (
+            self._waiting or any(s.running for s in self.stations)
+        ):
             self._raise_interrupt()
             if (left := until - self._clock()) <= 0:
                 break
@@ -204,8 +215,12 @@ class ClusterExecutor:
         at = [s for s in self.stations if number in s.running]
         for station in at:
             station.link.send(Do.CANCEL, number=number)
-        if not at and not any(isinstance(e, Ended) and e.number == number for e in self._events):
-            ending = Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
+        if not at and not any(
+            isinstance(e, Ended) and e.number == number for e in self._events
+        ):
+            ending = Ending(
+                Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started"
+            )
             self._events.append(Ended(number, ending))
 
     def close(self) -> None:
@@ -216,7 +231,11 @@ class ClusterExecutor:
             station.link.send(Do.CLOSE)
         until = self._clock() + _CLOSE_S
         while left and self._clock() < until:
-            left -= {station for station, message in self._listen(_GLANCE_S) if message is None}
+            left -= {
+                station
+                for station, message in self._listen(_GLANCE_S)
+                if message is None
+            }
         for station in self.stations:
             station.link.close()
         self.stations = []
@@ -269,7 +288,9 @@ class ClusterExecutor:
             self._reasons.pop(station.name, None)
             station.slots = int(message["slots"])
             if message["autocompile"] != __version__:
-                self._leave_out(station, f"autocompile is {message['autocompile']} there")
+                self._leave_out(
+                    station, f"autocompile is {message['autocompile']} there"
+                )
         elif kind is Say.TOLD:
             if not station.slots:  # what it waits for
                 self._reasons[station.name] = message["text"]
@@ -280,7 +301,9 @@ class ClusterExecutor:
                 self._events.append(Stepped(task.job.number, task.step))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
-            station.slots = int(message["slots"])  # fewer, if the probe needed much memory
+            station.slots = int(
+                message["slots"]
+            )  # fewer, if the probe needed much memory
             self._end(station, task, message)
         self._count()
 
@@ -292,7 +315,9 @@ class ClusterExecutor:
     @property
     def _able(self) -> list[Station]:
         """Those that take trials: before the first probe all that have said hello."""
-        return [s for s in self.stations if s.slots and (s.probe or not self._has_probe)]
+        return [
+            s for s in self.stations if s.slots and (s.probe or not self._has_probe)
+        ]
 
     def _count(self) -> None:
         self.slots = max(1, sum(s.slots for s in self._able))
@@ -317,7 +342,9 @@ class ClusterExecutor:
         if task.cell is not None:
             station.raced[task.cell] += 1
         kept: list[str] = []
-        if cache := job.environment.get("TORCHINDUCTOR_CACHE_DIR"):  # beside those still needed
+        if cache := job.environment.get(
+            "TORCHINDUCTOR_CACHE_DIR"
+        ):  # beside those still needed
             kept = [path.name for path in Path(cache).parent.iterdir()]
         sent = {"job": sent_job(job), "request": task.request}
         station.link.send(Do.START, **sent, kept=kept, alone=task.is_alone)
@@ -357,14 +384,22 @@ class ClusterExecutor:
 
     def _lose(self, station: Station) -> None:
         """Put back what a dead station was doing, and start another in its place."""
-        why = "it does not answer" if station.slots else "it has ended before it was ready"
+        why = (
+            "it does not answer"
+            if station.slots
+            else "it has ended before it was ready"
+        )
         self._give_up(station, why)
         tasks = [t for t in station.running.values() if not t.is_probe]
         told = f"lost ({self._reasons[station.name]})"
         if tasks:
             told += f"; trial {', '.join(str(t.job.number) for t in tasks)} is put back"
         self._tell(station, told)
-        if station.slots and station.probe and (link := station.link.again()) is not None:
+        if (
+            station.slots
+            and station.probe
+            and (link := station.link.again()) is not None
+        ):
             del self._reasons[station.name]
             self.stations.append(Station(link, self._clock(), station.probe))
         for task in reversed(tasks):
@@ -373,7 +408,9 @@ class ClusterExecutor:
                 self._waiting.insert(0, task)
                 continue
             what = f"it takes its machine down: {_MOST_LOSSES} stations were lost while it ran"
-            self._events.append(Ended(task.job.number, Ending(Outcome.CRASHED, task.step, what)))
+            self._events.append(
+                Ended(task.job.number, Ending(Outcome.CRASHED, task.step, what))
+            )
         self._conclude_probe()
         self._count()
 
@@ -398,7 +435,9 @@ def _marked(ending: Ending, station: str) -> Ending:
         return {**said, "detail": {**said.get("detail", {}), "station": station}}
 
     payload = ending.payload
-    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a forged payload is as it is
+    with contextlib.suppress(
+        TypeError, ValueError, AttributeError
+    ):  # a forged payload is as it is
         payload = named(payload)
         if isinstance(payload.get("sides"), list):
             payload["sides"] = [named(side) for side in payload["sides"]]

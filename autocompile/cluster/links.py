@@ -30,7 +30,9 @@ from autocompile.errors import UsageError
 CPU = "cpu"
 _LABEL = "ray.io/accelerator-type"
 _RESOURCE = "accelerator_type:"  # of older clusters
-_LISTENING = "listening"  # concurrency group of the call that waits, beside those that do not
+_LISTENING = (
+    "listening"  # concurrency group of the call that waits, beside those that do not
+)
 _POLL_S = 30.0
 _ANSWER_S = 5.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
@@ -71,7 +73,10 @@ def connected(address: str) -> Iterator[Cluster]:
             hint="ray status   (of the same Ray; with RAY_AUTH_MODE=token if it needs one)",
         ) from None
     if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():  # Ray's own leaves with an exit code of its own
+        for (
+            number,
+            handler,
+        ) in handlers.items():  # Ray's own leaves with an exit code of its own
             signal.signal(number, handler)
     try:
         yield Cluster(ray)
@@ -84,18 +89,26 @@ def demand_head(address: str) -> None:
     found = where = address
     hint = "ray start --head, or --ray HOST:PORT of the head of another"
     if address == "auto":
-        record = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        record = Path(
+            os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster"
+        )
         noted = record.read_text("utf-8").strip() if record.is_file() else ""
         if not (found := os.environ.get("RAY_ADDRESS", noted)):
             raise UsageError("no Ray cluster runs on this machine", hint=hint)
-        where = f"{found}, which Ray has noted as this machine's cluster: it may have ended"
+        where = (
+            f"{found}, which Ray has noted as this machine's cluster: it may have ended"
+        )
     host, _, port = found.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
-        raise UsageError(f"{found!r} is no address of a Ray cluster", hint="--ray HOST:6379")
+        raise UsageError(
+            f"{found!r} is no address of a Ray cluster", hint="--ray HOST:6379"
+        )
     try:
         socket.create_connection((host, int(port)), _ANSWER_S).close()
     except (OSError, OverflowError) as error:
-        raise UsageError(f"no Ray cluster answers at {where}", str(error), hint=hint) from None
+        raise UsageError(
+            f"no Ray cluster answers at {where}", str(error), hint=hint
+        ) from None
 
 
 # Places -------------------------------------------------------------------------------------------
@@ -129,7 +142,9 @@ def places_of(
         found[CPU] = [_place(CPU, node) for node in plain]
     by_name = {kind.lower(): kind for kind in found}
     wanted = [*found] if kinds is None else [by_name.get(k.lower(), k) for k in kinds]
-    if missing := [kind for kind in wanted or ["GPUs or a whole CPU"] if kind not in found]:
+    if missing := [
+        kind for kind in wanted or ["GPUs or a whole CPU"] if kind not in found
+    ]:
         there = ", ".join(f"{kind} ({len(its)})" for kind, its in found.items())
         raise UsageError(
             f"no node of the cluster has {missing[0]}",
@@ -146,7 +161,9 @@ def _type_of(node: Mapping[str, Any]) -> str:
         return ""
     if label := (node.get("Labels") or {}).get(_LABEL):
         return str(label)
-    names = (n.removeprefix(_RESOURCE) for n in node["Resources"] if n.startswith(_RESOURCE))
+    names = (
+        n.removeprefix(_RESOURCE) for n in node["Resources"] if n.startswith(_RESOURCE)
+    )
     return next(names, "GPU")
 
 
@@ -162,7 +179,9 @@ def side_by_side(places: Mapping[str, Sequence[Place]]) -> list[list[str]]:
     nodes = {kind: {place.node for place in its} for kind, its in places.items()}
     rounds: list[list[str]] = []
     for kind in places:
-        beside = [kinds for kinds in rounds if all(not nodes[kind] & nodes[k] for k in kinds)]
+        beside = [
+            kinds for kinds in rounds if all(not nodes[kind] & nodes[k] for k in kinds)
+        ]
         if beside:
             beside[0].append(kind)
         else:
@@ -187,12 +206,16 @@ class Cluster:
         """A station at each place, which is told to open."""
         return [_RayLink(self._ray, place, message) for place in places]
 
-    def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
+    def receive(
+        self, links: Sequence[Link], timeout_s: float
+    ) -> list[tuple[Link, Message]]:
         """Wait for messages of any of the links."""
         pending = {link.pending(): link for link in links if isinstance(link, _RayLink)}
         ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=timeout_s)
         if ready:  # what else is there already
-            ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
+            ready, _ = self._ray.wait(
+                list(pending), num_returns=len(pending), timeout=0
+            )
         return [(pending[ref], m) for ref in ready for m in pending[ref].taken()]
 
 
@@ -204,13 +227,17 @@ class _RayLink:
 
         self.name = f"{place.host}-{place.node[:4]}"
         self._ray, self._place, self._message = ray, place, message
-        actor = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={_LISTENING: 1})
+        actor = ray.remote(
+            max_restarts=0, max_task_retries=0, concurrency_groups={_LISTENING: 1}
+        )
         self._actor = (
             actor(Pipe)
             .options(
                 num_cpus=place.cpus,
                 num_gpus=place.gpus,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    place.node, soft=False
+                ),
             )
             .remote()
         )
@@ -231,9 +258,14 @@ class _RayLink:
         """What it has said; None at the end."""
         pending, self._pending = self._pending, None
         try:
-            return [None if line is None else decode(line) for line in self._ray.get(pending)]
+            return [
+                None if line is None else decode(line)
+                for line in self._ray.get(pending)
+            ]
         except (self._ray.exceptions.RayError, ValueError) as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[-1]  # Ray's cause
+            why = (str(error).strip() or type(error).__name__).splitlines()[
+                -1
+            ]  # Ray's cause
             return [decode(encode(Say.FAILED, text=why[:_MOST_CHARACTERS])), None]
 
     def close(self) -> None:
@@ -254,7 +286,9 @@ class _RayLink:
 
 def restored(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker, ``now``, with what Ray has changed as it was ``before``."""
-    rays = {n for n in {*now, *before} if n == "OMP_NUM_THREADS" or n.startswith("RAY_")}
+    rays = {
+        n for n in {*now, *before} if n == "OMP_NUM_THREADS" or n.startswith("RAY_")
+    }
     found = {name: value for name, value in now.items() if name not in rays}
     return found | {name: value for name, value in before.items() if name in rays}
 
@@ -265,7 +299,9 @@ class Pipe:
     def __init__(self) -> None:
         environment = restored(os.environ, psutil.Process(os.getppid()).environ())
         home = Path(autocompile.__file__).parent.parent
-        if home.name != "site-packages":  # Ray has brought this package: it is not installed here
+        if (
+            home.name != "site-packages"
+        ):  # Ray has brought this package: it is not installed here
             paths = [str(home), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._process = subprocess.Popen(

@@ -89,7 +89,9 @@ class StationFolder:
             make_folder(path.parent)
             path.write_bytes(base64.b64decode(content))
         self.toolchain = self.path / "toolchain"
-        os.chdir(self._files)  # trials import from here, as they would in the driver's folder
+        os.chdir(
+            self._files
+        )  # trials import from here, as they would in the driver's folder
 
     def prepare(self, number: int, request: Mapping[str, Any]) -> Path:
         """Write the request of a job into a folder of its own, with its paths replaced."""
@@ -170,7 +172,9 @@ class Station:
         self._folder: StationFolder | None = None
         self._gpus = list(filter(None, os.environ.get(_GPUS, "").split(",")))
         self._used = Counter[str]()  # jobs that each GPU has had
-        self._running: dict[int, tuple[str, Any]] = {}  # GPU, and the race whose turns it takes
+        self._running: dict[
+            int, tuple[str, Any]
+        ] = {}  # GPU, and the race whose turns it takes
 
     def run(self) -> None:
         """Work until it is told to close, or the actor is dead."""
@@ -208,7 +212,9 @@ class Station:
     def _open(self, message: Mapping[str, Any]) -> None:
         # The driver waits for the first word a while: a station before it may not be dead yet.
         held = exclusive.held(
-            "trials of a Ray cluster", lambda text: self._say(Say.TOLD, text=text), wait=True
+            "trials of a Ray cluster",
+            lambda text: self._say(Say.TOLD, text=text),
+            wait=True,
         )
         self._ends.enter_context(held)
         self._folder = StationFolder(message["files"], message["place"])
@@ -223,7 +229,11 @@ class Station:
     def _start(self, message: Mapping[str, Any]) -> None:
         assert self._folder is not None
         assert self._executor is not None
-        sent, request, number = message["job"], message["request"], message["job"]["number"]
+        sent, request, number = (
+            message["job"],
+            message["request"],
+            message["job"]["number"],
+        )
         if not self._running:
             self._folder.drop_caches(message["kept"])
         environment = self._folder.environment(number, sent["environment"])
@@ -240,8 +250,12 @@ class Station:
         """Variables that give a job the GPU with the least to do; those that take turns share."""
         race = request.get("takes_turns") and (request["phase"], request["batch_size"])
         loads = Counter(gpu for gpu, _ in self._running.values())
-        shared = [gpu for gpu, other in self._running.values() if race and other == race]
-        least = sorted(self._gpus or [""], key=lambda gpu: (loads[gpu], self._used[gpu]))
+        shared = [
+            gpu for gpu, other in self._running.values() if race and other == race
+        ]
+        least = sorted(
+            self._gpus or [""], key=lambda gpu: (loads[gpu], self._used[gpu])
+        )
         gpu = (shared or least)[0]
         self._running[number] = gpu, race
         self._used[gpu] += 1
@@ -275,7 +289,9 @@ class Station:
 
 def main() -> None:
     """Listen on stdin, speak on stdout; whatever else is printed goes to stderr."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray may have it ignored, and then nobody waits
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # Ray may have it ignored, and then nobody waits
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

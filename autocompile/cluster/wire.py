@@ -49,4 +49,6 @@ def decode(line: str | bytes) -> dict[str, Any]:
 def sent_job(job: Job) -> dict[str, Any]:
     """A job as JSON; folder and interpreter are paths that say nothing there."""
     data = {**vars(job), "toolchain": job.toolchain is not None}
-    return {name: value for name, value in data.items() if name not in ("folder", "python")}
+    return {
+        name: value for name, value in data.items() if name not in ("folder", "python")
+    }

@@ -45,17 +45,23 @@ _FEW_ROUNDS = 6  # fewer have no 95 % interval
 class Bench:
     """Runs jobs one after another in a temporary folder."""
 
-    def __init__(self, plan: Plan, folder: Path, timeout_s: float, executor: LocalExecutor) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, timeout_s: float, executor: LocalExecutor
+    ) -> None:
         run = RunFolder(folder)
         run.create()
         self.folder, self.log = folder, folder
         self._plan, self._executor = plan, executor
-        self._jobs = JobFactory(run, plan.header, timeout_s, None, pythons=dict(plan.pythons))
+        self._jobs = JobFactory(
+            run, plan.header, timeout_s, None, pythons=dict(plan.pythons)
+        )
 
     def run(self, kind: type[Request], fresh: bool = False, **asked: Any) -> Ending:
         """Run what a request asks for; ``fresh`` in an interpreter of its own."""
         number = self._jobs.next_number()
-        job = self._jobs.job(kind(header=self._jobs.header, number=number, **asked), fresh=fresh)
+        job = self._jobs.job(
+            kind(header=self._jobs.header, number=number, **asked), fresh=fresh
+        )
         self.log = job.folder / "log.txt"
         return run_job(self._executor, job, Progress())
 
@@ -74,7 +80,9 @@ def log_shown() -> Iterator[None]:
         *details, last = error.details or ("",)
         if not last.startswith("log: "):
             raise
-        raise TargetError(error.what, *details, *end_of(Path(last.removeprefix("log: ")))) from None
+        raise TargetError(
+            error.what, *details, *end_of(Path(last.removeprefix("log: ")))
+        ) from None
 
 
 def end_of(log: Path) -> list[str]:
@@ -88,7 +96,11 @@ def bench(
 ) -> Iterator[Bench]:
     """A bench whose folder and processes are gone afterwards; waits until the machine is free."""
     with (
-        held(f"trying {plan.target}", lambda text: print(text, file=sys.stderr), wait=wait),
+        held(
+            f"trying {plan.target}",
+            lambda text: print(text, file=sys.stderr),
+            wait=wait,
+        ),
         tempfile.TemporaryDirectory(prefix="autocompile-") as scratch,
         contextlib.closing(LocalExecutor(isolation=isolation)) as executor,
     ):
@@ -119,13 +131,20 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
         try:
             if not made.exists():
                 path.write_text(TunedSet((settings,)).to_json(), "utf-8")
-                return [f"wrote {path}, and no cache: there is nothing to keep", *left_out]
+                return [
+                    f"wrote {path}, and no cache: there is nothing to keep",
+                    *left_out,
+                ]
             sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
             shutil.move(made, cache)
-            settings = dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256})
+            settings = dataclasses.replace(
+                settings, cache={"file": cache.name, "sha256": sha256}
+            )
             path.write_text(TunedSet((settings,)).to_json(), "utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
+            raise UsageError(
+                f"cannot write {error.filename}: {error.strerror}"
+            ) from error
     size = f"{cache.stat().st_size / 2**20:.1f} MiB"
     return [f"wrote {path} and {cache} ({size}: {saved.graphs} graphs)", *left_out]
 
@@ -140,7 +159,9 @@ def compare_in_algorithm(
     """
     plan = Plan(target_spec(target))
     with bench(plan, budget_s + timeout_s) as jobs:
-        ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
+        ending = jobs.run(
+            AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s
+        )
         log = end_of(jobs.log)
     result = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
@@ -150,7 +171,12 @@ def compare_in_algorithm(
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     measured = {name: getattr(result, name) for name in names}
     gains = figures(result.rounds, result.runners)
-    return {"target": plan.target, "figures": gains, "notes": _notes(gains, result), **measured}
+    return {
+        "target": plan.target,
+        "figures": gains,
+        "notes": _notes(gains, result),
+        **measured,
+    }
 
 
 def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
@@ -171,9 +197,14 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
         ("forward_share", "forward_s", "sample_s", 1, None),
     ):
         both = [
-            [factor * one[side][above] / one[side][below] for side in ("untouched", "tuned")]
+            [
+                factor * one[side][above] / one[side][below]
+                for side in ("untouched", "tuned")
+            ]
             for one in rounds
-            if all(one[s].get(above) and one[s].get(below) for s in ("untouched", "tuned"))
+            if all(
+                one[s].get(above) and one[s].get(below) for s in ("untouched", "tuned")
+            )
         ]
         if not both:
             continue
@@ -203,7 +234,9 @@ def _notes(estimates: Mapping[str, Any], result: AlgorithmResult) -> list[str]:
     notes = []
     if share := estimates.get("forward_share"):
         most = 1 / max(1 - share["untouched"]["value"], 1e-3)
-        notes.append(f"were the forward free, sampling would be {most:.2f} times as fast")
+        notes.append(
+            f"were the forward free, sampling would be {most:.2f} times as fast"
+        )
     if len(result.rounds) < _FEW_ROUNDS:
         notes.append(
             f"{len(result.rounds)} iterations of each are too few for a 95 % interval: the range "
@@ -211,5 +244,7 @@ def _notes(estimates: Mapping[str, Any], result: AlgorithmResult) -> list[str]:
         )
     for runner in result.active["env_runners"][:1]:
         if runner.get("measured_elsewhere"):
-            notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
+            notes.append(
+                f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}"
+            )
     return notes

@@ -38,7 +38,9 @@ class OnCluster:
 
     @property
     def interrupted(self) -> bool:
-        stopped = any(isinstance(error, KeyboardInterrupt) for error in self.errors.values())
+        stopped = any(
+            isinstance(error, KeyboardInterrupt) for error in self.errors.values()
+        )
         return stopped or any(result.interrupted for result in self.results.values())
 
 
@@ -82,7 +84,9 @@ def tune_all(
             began = time.monotonic()  # its stations start within the budget
             try:
                 links = cluster.open(places[kind], message)
-                executor = ClusterExecutor(links, cluster.receive, interrupts=interrupts)
+                executor = ClusterExecutor(
+                    links, cluster.receive, interrupts=interrupts
+                )
                 with contextlib.closing(executor):
                     results[kind] = api.tune(
                         sent,
@@ -113,7 +117,11 @@ def tune_all(
 def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
     if run_dir is not None:
         return Path(run_dir)
-    return runs.latest_of(spec, runs.ON_CLUSTER).parent if resume else runs.new_folder(spec).path
+    return (
+        runs.latest_of(spec, runs.ON_CLUSTER).parent
+        if resume
+        else runs.new_folder(spec).path
+    )
 
 
 def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None:
@@ -127,7 +135,9 @@ def _run_all(work: Sequence[Callable[[], None]], interrupts: Interrupts) -> None
 
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {n: handler for n, handler in handlers.items() if is_main and callable(handler)}
+    handlers = {
+        n: handler for n, handler in handlers.items() if is_main and callable(handler)
+    }
     threads = [threading.Thread(target=each, daemon=True) for each in work]
     try:
         for number in handlers:
@@ -157,6 +167,12 @@ def shipment_of(spec: str) -> tuple[dict[str, str], str, str]:
     here, sources = Path.cwd(), sources_of(spec)
     if sources is None:
         return {}, str(here), spec
-    files = {path: base64.b64encode(data).decode() for path, data in sources.files.items()}
+    files = {
+        path: base64.b64encode(data).decode() for path, data in sources.files.items()
+    }
     is_inside = sources.place == here and not os.path.isabs(spec) and ".." not in spec
-    return files, str(sources.place), spec if is_inside else f"{sources.file}{sources.name}"
+    return (
+        files,
+        str(sources.place),
+        spec if is_inside else f"{sources.file}{sources.name}",
+    )

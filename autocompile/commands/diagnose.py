@@ -60,20 +60,25 @@ def check(
     }
 
 
-def doctor(backend: str | None, device: str | None, wait: bool = True) -> dict[str, Any]:
+def doctor(
+    backend: str | None, device: str | None, wait: bool = True
+) -> dict[str, Any]:
     """Compile a small model with each backend and mode; a row for each backend."""
     names = None if backend is None else (backend,)
     plan = Plan(SAMPLE, space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0, wait=wait) as jobs:
         probe = jobs.probed()["default"]
         rows = {
-            name: _examined(name, reason, probe, jobs) for name, reason in probe.backends.items()
+            name: _examined(name, reason, probe, jobs)
+            for name, reason in probe.backends.items()
         }
     environment = {**probe.environment, "toolchain_s": probe.toolchain_s}
     return {"environment": environment, "backends": rows, "known": probe.all_backends}
 
 
-def _examined(name: str, reason: str, offered: ProbeResult, jobs: Bench) -> dict[str, Any]:
+def _examined(
+    name: str, reason: str, offered: ProbeResult, jobs: Bench
+) -> dict[str, Any]:
     known = BACKENDS.get(name)
     todo = known.todo if known else "autocompile doctor -v   (lists what torch knows)"
     if reason:
@@ -85,7 +90,9 @@ def _examined(name: str, reason: str, offered: ProbeResult, jobs: Bench) -> dict
         else:
             modes[label] = _tried(jobs, Setting(config, 4))
     worked = [row for row in modes.values() if row["outcome"] in _WORKS]
-    failed = {label: row for label, row in modes.items() if row["outcome"] not in _WORKS}
+    failed = {
+        label: row for label, row in modes.items() if row["outcome"] not in _WORKS
+    }
     failure = next((f"{label}: {row['message']}" for label, row in failed.items()), "")
     if any(row["outcome"] in _RUNS for row in failed.values()):
         todo = "it runs and is not right: tune leaves it out"
@@ -94,7 +101,9 @@ def _examined(name: str, reason: str, offered: ProbeResult, jobs: Bench) -> dict
         "reason": failure.removeprefix("default: ") if len(modes) == 1 else failure,
         "todo": "" if worked else todo,
         "modes": modes,
-        "compile_s": next((row["compile_s"] for row in worked if "compile_s" in row), None),
+        "compile_s": next(
+            (row["compile_s"] for row in worked if "compile_s" in row), None
+        ),
     }
 
 
@@ -125,7 +134,11 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
         limits=_LIMITS,
     )
     record = to_record(0, setting, ending)
-    speedup = record.measurement.speedup.to_dict() if record.ok and record.measurement else None
+    speedup = (
+        record.measurement.speedup.to_dict()
+        if record.ok and record.measurement
+        else None
+    )
     names = ("message", "compile_s", "graphs", "graph_breaks", "recompiles", "where")
     return {
         "outcome": record.outcome.value,
@@ -150,7 +163,10 @@ def preview(
 
     ``asked`` are fields of a :class:`Plan`.
     """
-    asked |= {"pythons": environments(pythons), "calls": read_calls(calls) if calls else None}
+    asked |= {
+        "pythons": environments(pythons),
+        "calls": read_calls(calls) if calls else None,
+    }
     plan = Plan(target_spec(target), **asked_for(**asked))
     with bench(plan, timeout_s) as trying:
         every = trying.probed()
@@ -170,7 +186,9 @@ def _row(space: Space) -> dict[str, Any]:
                 "config": s.config.to_dict(),
                 "batch_size": s.batch_size,
                 "label": s.config.label(),
-                "may_equal": [t.config.label() for t in [s.plainer_twin] if t in listed and t],
+                "may_equal": [
+                    t.config.label() for t in [s.plainer_twin] if t in listed and t
+                ],
             }
             for s in space.settings
         ],

@@ -29,7 +29,9 @@ def listed(under: Path) -> list[dict[str, Any]]:
             "runs are kept in ./runs of the folder that tune was typed in",
             hint="autocompile list --run-dir FOLDER",
         )
-    return [_run(RunFolder(path), runs.name_of(path, under)) for path in runs.every(under)]
+    return [
+        _run(RunFolder(path), runs.name_of(path, under)) for path in runs.every(under)
+    ]
 
 
 def _run(folder: RunFolder, name: str) -> dict[str, Any]:
@@ -55,7 +57,9 @@ def _run(folder: RunFolder, name: str) -> dict[str, Any]:
     row["state"] = "running" if is_held(folder) else stopped
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         report = json.loads((folder.path / "report.json").read_text("utf-8"))
-        row["phases"] = {name: _answer(phase) for name, phase in report["phases"].items()}
+        row["phases"] = {
+            name: _answer(phase) for name, phase in report["phases"].items()
+        }
     return row
 
 
@@ -87,7 +91,9 @@ def read_report(path: Path) -> Report:
 def by_machine(reports: Mapping[str, Report]) -> dict[str, Report]:
     """Reports by the names of their devices, or by their own where two devices have one name."""
     demand_same_target(reports)
-    devices = [str(report.environment.get("device_name")) for report in reports.values()]
+    devices = [
+        str(report.environment.get("device_name")) for report in reports.values()
+    ]
     names = devices if len(set(devices)) == len(devices) else list(reports)
     return dict(zip(names, reports.values(), strict=True))
 

@@ -71,7 +71,10 @@ def members_of(
     found: list[Member] = []
     for model in models:
         try:
-            given = {**defaults, **({"target": model} if isinstance(model, str) else model)}
+            given = {
+                **defaults,
+                **({"target": model} if isinstance(model, str) else model),
+            }
             if lost := {*given} - {*_KEYS}:
                 raise ValueError(f"{min(lost)} is no key")
             one: Member = Member.from_dict({**given, "folder": ""})
@@ -82,15 +85,23 @@ def members_of(
                 hint='{ target = "model.py", phases = ["forward"], batch_sizes = [1, 16] }',
             ) from None
         # A file has phases and sizes of its own; its inputs may be of a single size.
-        usual = (USUAL_PHASES, (_BATCH_SIZE,)) if runs.library_model(one.target) else (None, None)
+        usual = (
+            (USUAL_PHASES, (_BATCH_SIZE,))
+            if runs.library_model(one.target)
+            else (None, None)
+        )
         asked = phases or one.phases or usual[0]
         sizes = batch_sizes or one.batch_sizes or usual[1]
         for phase in asked or (None,):
             name = runs.short_name(one.target) + (f".{phase}" if phase else "")
-            count = sum(m.folder == name or m.folder.startswith(f"{name}+") for m in found)
+            count = sum(
+                m.folder == name or m.folder.startswith(f"{name}+") for m in found
+            )
             name += f"+{count}" if count else ""
             only = (phase,) if phase else None
-            found.append(Member(target=one.target, folder=name, phases=only, batch_sizes=sizes))
+            found.append(
+                Member(target=one.target, folder=name, phases=only, batch_sizes=sizes)
+            )
     return tuple(found)
 
 
@@ -104,7 +115,9 @@ def _lists() -> dict[str, list[Any]]:
 
 def _is_target(path: Path) -> bool:
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
-    return bool(re.search(r"^def get_model\b|^def get_init_inputs\b", text, re.MULTILINE))
+    return bool(
+        re.search(r"^def get_model\b|^def get_init_inputs\b", text, re.MULTILINE)
+    )
 
 
 def _list_of(path: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -150,8 +163,12 @@ class Runner:
             if row.verdict == "failed" and not row.settings:
                 self._errors[Path(row.run).name] = row.message
         self._reports: dict[str, Mapping[str, Report]] = {}
-        self._hopeless: set[str] = set()  # with another error than that nothing has worked yet
-        self._again = Counter[str]()  # how often a run got some of the rest of the budget
+        self._hopeless: set[str] = (
+            set()
+        )  # with another error than that nothing has worked yet
+        self._again = Counter[
+            str
+        ]()  # how often a run got some of the rest of the budget
 
     def run(self) -> Suite:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
@@ -187,7 +204,9 @@ class Runner:
 
     def _share_s(self, members: int) -> float | None:
         """Of the first runs, where what one does not use is the others'."""
-        if self.budget_s is None or self.suite.fixed:  # which tries everything that is named
+        if (
+            self.budget_s is None or self.suite.fixed
+        ):  # which tries everything that is named
             return None
         first = self._left_s() - (1 - _FIRST) * self.budget_s
         return max(_LEAST_S, first / members)
@@ -198,7 +217,9 @@ class Runner:
         self.note(f"{which}: {member.target}{phases}{share}")
         folder = self.folder / member.folder
         try:
-            found = self.tune(member, bool(_runs(folder)), budget_s=budget_s, run_dir=folder)
+            found = self.tune(
+                member, bool(_runs(folder)), budget_s=budget_s, run_dir=folder
+            )
             self._reports[member.folder] = found
             self._errors.pop(member.folder, None)
         except KeyboardInterrupt:  # of a cluster, where some may have ended
@@ -206,7 +227,9 @@ class Runner:
             raise
         except AutocompileError as error:
             found = {}
-            is_asked = isinstance(error, UsageError) and not isinstance(error, TargetError)
+            is_asked = isinstance(error, UsageError) and not isinstance(
+                error, TargetError
+            )
             if is_asked and not self._reports and not self._errors:
                 raise  # of the request, and so of all models
             self._errors[member.folder] = error.what
@@ -223,14 +246,18 @@ class Runner:
     def _is_at_an_end(self, member: Member) -> bool:
         """Whether an earlier session has finished its run with a result; its report is read."""
         found = _runs(self.folder / member.folder)
-        if not found or not all((path / "report.json").exists() for path in found.values()):
+        if not found or not all(
+            (path / "report.json").exists() for path in found.values()
+        ):
             return False
         try:
             reports = {kind: api.load(path).report for kind, path in found.items()}
         except AutocompileError:  # it is damaged, which the next attempt says
             return False
         self._reports[member.folder] = reports
-        phases = [phase for report in reports.values() for phase in report.phases.values()]
+        phases = [
+            phase for report in reports.values() for phase in report.phases.values()
+        ]
         is_over = not any(report.interrupted for report in reports.values())
         return is_over and any(phase.answer for phase in phases)
 
@@ -242,11 +269,18 @@ class Runner:
         if member.folder in self._hopeless:
             return 0.0
         reports = self._reports.get(member.folder, {}).values()
-        answers = [phase.answer for report in reports for phase in report.phases.values()]
+        answers = [
+            phase.answer for report in reports for phase in report.phases.values()
+        ]
         if not any(answers):
             return float("inf") if not self._again[member.folder] else 0.0
-        spaces = [s for run in self._made(member) for s in run.get("spaces", {}).values()]
-        return max((row["likely"] for one in spaces for row in one.get("rest", ())), default=0.0)
+        spaces = [
+            s for run in self._made(member) for s in run.get("spaces", {}).values()
+        ]
+        return max(
+            (row["likely"] for one in spaces for row in one.get("rest", ())),
+            default=0.0,
+        )
 
     def _made(self, member: Member) -> list[dict[str, Any]]:
         paths = _runs(self.folder / member.folder).values()
@@ -258,7 +292,9 @@ class Runner:
         phases = [phase for report in reports for phase in report.phases.values()]
         if not any(p.compiled_settings and not p.compiled_tried for p in phases):
             return _LEAST_S
-        had = [run.get("options", {}).get("budget_s") or 0.0 for run in self._made(member)]
+        had = [
+            run.get("options", {}).get("budget_s") or 0.0 for run in self._made(member)
+        ]
         return max(_LEAST_S, _MORE * max(had, default=0.0))
 
     def _most_promising(self) -> tuple[Member, float] | None:
@@ -289,13 +325,21 @@ class Runner:
             if member.folder not in self._reports:
                 phase = (member.phases or ("",))[0]
                 for size in member.batch_sizes or (None,):
-                    none = Row(target=member.target, run=run, phase=phase, batch_size=size)
+                    none = Row(
+                        target=member.target, run=run, phase=phase, batch_size=size
+                    )
                     none = dataclasses.replace(none, message=message)
                     was_begun = member.folder in self._errors
-                    rows.append(none if was_begun else dataclasses.replace(none, verdict="not_run"))
+                    rows.append(
+                        none
+                        if was_begun
+                        else dataclasses.replace(none, verdict="not_run")
+                    )
             for kind, report in self._reports.get(member.folder, {}).items():
                 environment = environment or report.environment
-                one = dataclasses.replace(member, target=member.target + f" ({kind})" * bool(kind))
+                one = dataclasses.replace(
+                    member, target=member.target + f" ({kind})" * bool(kind)
+                )
                 rows += rows_of(one, report.run_dir, report)
         self.suite = dataclasses.replace(
             self.suite,
@@ -353,7 +397,9 @@ def run_suite(
         folder = run_dir or latest()
         suite = Suite.read(folder)
         if what not in (None, suite.name):
-            raise UsageError(f"{folder} is of the suite {suite.name}, and not of {what}")
+            raise UsageError(
+                f"{folder} is of the suite {suite.name}, and not of {what}"
+            )
         asked = [name for name in _KEPT if options.get(name) is not None]
         if fixed or phases or asked or (space or SearchSpace()) != SearchSpace():
             raise UsageError(
@@ -372,9 +418,13 @@ def run_suite(
             raise UsageError(f"{what} is not installed", hint=f"pip install {what}")
         folder = run_dir or runs.new_folder(Path(what).stem).path
         if run_dir and run_dir.exists() and any(run_dir.iterdir()):
-            raise RunError(f"the folder {run_dir} is not empty", hint="another, or --resume")
+            raise RunError(
+                f"the folder {run_dir} is not empty", hint="another, or --resume"
+            )
         kept = {name: options[name] for name in _KEPT if options.get(name) is not None}
-        kept["space"] = {name: value for name, value in vars(space).items() if value is not None}
+        kept["space"] = {
+            name: value for name, value in vars(space).items() if value is not None
+        }
         suite = Suite(name=what, members=members, fixed=fixed, options=kept)
     options.pop("space", None)
     if suite.fixed:
@@ -385,7 +435,9 @@ def run_suite(
     def tune(member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
         given = {**options, **more, "resume": resume, "phases": member.phases}
         given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
-        if resume and not suite.fixed:  # as it was begun: without a budget it is another
+        if (
+            resume and not suite.fixed
+        ):  # as it was begun: without a budget it is another
             given["effort"] = suite.options.get("effort")
         if ray is None:
             result = api.tune(member.target, progress=progress, wait=True, **given)

@@ -39,8 +39,12 @@ class Check:
     setting: str
     verdict: str
     message: str = ""  # why, in words; empty if it is fastest
-    was: Mapping[str, float] | None = None  # the speed-up over eager mode: value, low, high
-    speedup: Mapping[str, float] | None = None  # the same here and now; None if it failed
+    was: Mapping[str, float] | None = (
+        None  # the speed-up over eager mode: value, low, high
+    )
+    speedup: Mapping[str, float] | None = (
+        None  # the same here and now; None if it failed
+    )
     graphs: int | None = None
     recompiles: int | None = None
     compile_s: float | None = None
@@ -50,7 +54,11 @@ class Check:
 
         Of a speed-up the lower end of its interval counts, and none is asked where it is open.
         """
-        where = self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
+        where = (
+            self.phase
+            if self.batch_size is None
+            else f"{self.phase} at {self.batch_size}"
+        )
         low = self.speedup["low"] if self.speedup else 0.0
         seen = {
             "speedup": None if self.verdict == "open" else low,
@@ -90,7 +98,10 @@ def verify(
         met. ``is_good``: all are met, and each setting is right and the fastest, or open.
     """
     entry = entry_here(settings, device, wait)
-    with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
+    with (
+        tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder,
+        log_shown(),
+    ):
         result = api.tune(
             target or entry.target,
             only=entry,
@@ -108,14 +119,17 @@ def verify(
     return {
         "checks": [asdict(one) for one in checks],
         "unmet": unmet,
-        "is_good": not unmet and all(one.verdict in ("fastest", "open") for one in checks),
+        "is_good": not unmet
+        and all(one.verdict in ("fastest", "open") for one in checks),
         "interrupted": result.interrupted,
         "environment": dict(result.environment),
         "differences": entry.differences(result.environment),
     }
 
 
-def entry_here(settings: TunedSet, device: str | None = None, wait: bool = True) -> Tuned:
+def entry_here(
+    settings: TunedSet, device: str | None = None, wait: bool = True
+) -> Tuned:
     """The settings that fit this machine, which is looked at only where there are several."""
     (entry, *others) = settings.entries
     if not others:
@@ -135,13 +149,20 @@ def check(settings: Tuned, result: Result) -> list[Check]:
     ]
 
 
-_UNDECIDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)  # they say nothing about a setting
+_UNDECIDED = (
+    Outcome.INTERRUPTED,
+    Outcome.INFRASTRUCTURE,
+)  # they say nothing about a setting
 
 
 def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:
     config, size = choice.config, choice.batch_size
     base = Check(phase, size, config.label(), "open", was=choice.speedup)
-    searched = [t for t in result.searched if t.batch_size == size and t.outcome not in _UNDECIDED]
+    searched = [
+        t
+        for t in result.searched
+        if t.batch_size == size and t.outcome not in _UNDECIDED
+    ]
     by_config = {CompileConfig.from_dict(t.config): t for t in searched}
     for one in (config, EAGER):  # without eager mode nothing is compared
         if (failed := by_config.get(one)) and not failed.ok:
@@ -169,4 +190,6 @@ def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:
         gain = ONE if is_eager else row.speedup
         return replace(base, verdict="fastest", speedup=gain.to_dict())
     message = f"{best.label()} is as fast or faster here"
-    return replace(base, verdict="eager" if best == EAGER else "default", message=message)
+    return replace(
+        base, verdict="eager" if best == EAGER else "default", message=message
+    )

@@ -102,11 +102,16 @@ class Candidate:
         is_eager = self.record.config.is_eager
         pairs = (
             (self.latency_s(100), limits.latency_s),
-            *((self.latency_s(PERCENTILES[n]), most) for n, most in limits.percentiles.items()),
+            *(
+                (self.latency_s(PERCENTILES[n]), most)
+                for n, most in limits.percentiles.items()
+            ),
             (self.record.peak_memory_bytes, limits.memory_bytes),
             (0.0 if is_eager else self.record.compile_s, limits.compile_s),
         )
-        return all(most is None or (seen is not None and seen <= most) for seen, most in pairs)
+        return all(
+            most is None or (seen is not None and seen <= most) for seen, most in pairs
+        )
 
 
 def candidates(records: Iterable[Record]) -> list[Candidate]:
@@ -136,10 +141,14 @@ def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
     groups: dict[int, list[Record]] = defaultdict(list)
     for r in searched:
         groups[r.number if r.duplicate_of is None else r.duplicate_of].append(r)
-    return [sorted(g, key=lambda r: (r.config.changes(), r.number)) for g in groups.values()]
+    return [
+        sorted(g, key=lambda r: (r.config.changes(), r.number)) for g in groups.values()
+    ]
 
 
-def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager) -> Candidate:
+def _candidate(
+    members: Sequence[Record], again: Sequence[Record], eager: _Eager
+) -> Candidate:
     # It is not measured for a duplicate: the first that was measured counts.
     refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
     record = dataclasses.replace(members[0], refresh_s=refresh_s)
@@ -151,7 +160,10 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         if r.race is not None and r.race not in slow:
             over = eager.over_default(r, r.measurement)
             logs[r.race] = math.log(with_costs(over, record, eager.of_process(r)))
-            blocks[r.race] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
+            blocks[r.race] = (
+                r.detail.get("raced_in", r.number),
+                r.measurement.compiled_s,
+            )
     speedup = _of_search(record, eager)
     searched = math.log(speedup.value)
     if record.config.is_baseline:
@@ -248,9 +260,13 @@ class _Eager:
     """Seconds of eager calls, of all processes and of each race, by environment and batch size."""
 
     def __init__(self, working: Iterable[Record]) -> None:
-        self._times: dict[tuple[str, int | None, int | None], list[float]] = defaultdict(list)
+        self._times: dict[tuple[str, int | None, int | None], list[float]] = (
+            defaultdict(list)
+        )
         for r in working:
-            if r.duplicate_of is None and r.measurement is not None:  # others have another's
+            if (
+                r.duplicate_of is None and r.measurement is not None
+            ):  # others have another's
                 for race in {r.race, None}:
                     key = r.config.environment, r.batch_size, race
                     self._times[key].append(r.measurement.eager_call_s)

@@ -45,7 +45,10 @@ def compare(first: Candidate, second: Candidate) -> Interval:
         return first.speedup
     if first.record.config.is_baseline:
         return ratio(ONE, second.speedup)
-    logs = [_in_set(first, second, number) for number in first.logs.keys() & second.logs.keys()]
+    logs = [
+        _in_set(first, second, number)
+        for number in first.logs.keys() & second.logs.keys()
+    ]
     if not logs:
         return ratio(first.speedup, second.speedup)
     if min(first.sets, second.sets) > 1:
@@ -108,7 +111,9 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
     ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))
     best = ties[0] if ties else eager
-    others = [(c, compare(c, best)) for c in (*rivals, *doubtful, eager) if c is not best]
+    others = [
+        (c, compare(c, best)) for c in (*rivals, *doubtful, eager) if c is not best
+    ]
     # Settings that lost in the search are not raced, but count for the ceiling.
     raceable = [(c, r) for c, r in others if c.sets or r.value > 1]
     beyond = [(c, r.high - 1) for c, r in raceable if r.high > 1 + ZONE]
@@ -129,7 +134,9 @@ def decide_all(
     """The decision for each batch size of a phase whose eager mode was measured."""
     every = candidates(records)
     sizes = sorted({c.record.batch_size for c in every}, key=lambda s: s or 0)
-    found = {s: decide([c for c in every if c.record.batch_size == s], limits) for s in sizes}
+    found = {
+        s: decide([c for c in every if c.record.batch_size == s], limits) for s in sizes
+    }
     return {size: decision for size, decision in found.items() if decision}
 
 
@@ -142,9 +149,15 @@ def as_calls_grow(
     The speed-ups in ``found`` count the compile time over ``passes``.
     """
     eager = [c for c in found if c.record.config.is_baseline]
-    rivals = [c for c in found if c not in eager and c.keeps(limits) and not c.slows_eager]
+    rivals = [
+        c for c in found if c not in eager and c.keeps(limits) and not c.slows_eager
+    ]
     raced = [c for c in rivals if c.sets]
-    late = [] if any(c.reported.low > 1 for c in raced) else [c for c in rivals if _is_late(c)]
+    late = (
+        []
+        if any(c.reported.low > 1 for c in raced)
+        else [c for c in rivals if _is_late(c)]
+    )
     rivals = [*raced, *late] if raced else rivals
 
     def compile_s(c: Candidate) -> float:
@@ -160,7 +173,8 @@ def as_calls_grow(
         if not faster:
             break
         after = [
-            max(since, (compile_s(c) - compile_s(now)) / (call_s(now) - call_s(c))) for c in faster
+            max(since, (compile_s(c) - compile_s(now)) / (call_s(now) - call_s(c)))
+            for c in faster
         ]
         first = min(range(len(faster)), key=lambda n: (after[n], call_s(faster[n])))
         turns = [turn for turn in turns if turn[1] < after[first]]
@@ -177,7 +191,9 @@ def finalists(decision: Decision) -> list[Candidate]:
     every = [c for c in every if not c.record.config.is_baseline]
     raced = [c for c in every if c.sets]
     chosen = _going_on(decision, raced) if raced else _first(every)
-    default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]
+    default = [
+        c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen
+    ]
     # Also raced next to other environments, since it brings eager mode of the default one.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
@@ -192,7 +208,9 @@ def _first(searched: Sequence[Candidate]) -> list[Candidate]:
     chosen = [c for c in alive if c.speedup.high > 1][:_MOST]
     # Without its fastest part, noise of the search could choose a feature that does nothing.
     features = leader.record.config.features
-    parts = [c for c in alive if c not in chosen and c.record.config.features < features]
+    parts = [
+        c for c in alive if c not in chosen and c.record.config.features < features
+    ]
     return chosen + parts[:1]
 
 

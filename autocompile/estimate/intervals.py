@@ -15,7 +15,20 @@ from dataclasses import dataclass
 import numpy as np
 
 # Two-sided 95 % quantiles of Student's t for 4, 5, 6, ... degrees of freedom.
-_T95 = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_T95 = (
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
 # Prior for the spread between fresh processes: standard deviation of the log ratio, and its degrees
 # of freedom (studies/truth).
 _PRIOR_SPREAD, _PRIOR_FREEDOM = 0.015, 4
@@ -84,13 +97,17 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def _exp(interval: Interval) -> Interval:
-    return Interval(*(math.exp(v) for v in (interval.value, interval.low, interval.high)))
+    return Interval(
+        *(math.exp(v) for v in (interval.value, interval.low, interval.high))
+    )
 
 
 def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
     """How many times faster the compiled side is, by seconds per call of each round's blocks."""
     if len(eager_s) != len(compiled_s) or not eager_s:
-        raise ValueError(f"{len(eager_s)} eager blocks, {len(compiled_s)} compiled blocks")
+        raise ValueError(
+            f"{len(eager_s)} eager blocks, {len(compiled_s)} compiled blocks"
+        )
     if min(*eager_s, *compiled_s) <= 0:
         raise ValueError("a block time is not positive")
     logs = [math.log(e / c) for e, c in zip(eager_s, compiled_s, strict=True)]
@@ -102,7 +119,9 @@ def ratio(numerator: Interval, denominator: Interval) -> Interval:
     value = numerator.value / denominator.value
     over, under = numerator, denominator
     up = math.hypot(math.log(over.high / over.value), math.log(under.value / under.low))
-    down = math.hypot(math.log(over.value / over.low), math.log(under.high / under.value))
+    down = math.hypot(
+        math.log(over.value / over.low), math.log(under.high / under.value)
+    )
     return Interval(value, value * math.exp(-down), value * math.exp(up))
 
 

@@ -24,7 +24,9 @@ from autocompile.protocol.processes import MARKER
 from autocompile.store.files import not_for_all
 from autocompile.store.record import Outcome, Step
 
-KilledFor = Literal["timeout", "total", "memory", "interrupted"]  # total: of all steps together
+KilledFor = Literal[
+    "timeout", "total", "memory", "interrupted"
+]  # total: of all steps together
 _EXIT_GRACE_S = 10.0  # to exit after sending the result
 _HEAD_BYTES, _TAIL_BYTES = 256 * 1024, 64 * 1024  # of the output, that are kept
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)')
@@ -36,7 +38,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.step = Step.IMPORT
-        self.spans: list[tuple[str, float, float]] = []  # step, begin, end, by time.monotonic
+        self.spans: list[
+            tuple[str, float, float]
+        ] = []  # step, begin, end, by time.monotonic
         self.pauses: list[tuple[float, float]] = []
         self._held_at: float | None = None
         self._waits = False
@@ -116,7 +120,9 @@ class CappedLog:
         left = max(0, self._size - _HEAD_BYTES)
         with contextlib.suppress(OSError):
             if left > _TAIL_BYTES:
-                self._file.write(f"\n[... {left - _TAIL_BYTES} bytes left out ...]\n".encode())
+                self._file.write(
+                    f"\n[... {left - _TAIL_BYTES} bytes left out ...]\n".encode()
+                )
             self._file.write(self._end[len(self._end) - min(left, _TAIL_BYTES) :])
             self._file.close()
 
@@ -131,22 +137,34 @@ class Child:
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     clock: Clock = field(default_factory=Clock)
-    supervisor: int = 0  # pid of the subreaper, the ancestor of all of the trial's processes
-    worker: int | None = None  # pid of what runs the trial; None until it has reported it
-    stopped: list[int] = field(default_factory=list)  # pids, while another has exclusive use
-    process: subprocess.Popen[bytes] | None = None  # the supervisor, unless it was forked
+    supervisor: int = (
+        0  # pid of the subreaper, the ancestor of all of the trial's processes
+    )
+    worker: int | None = (
+        None  # pid of what runs the trial; None until it has reported it
+    )
+    stopped: list[int] = field(
+        default_factory=list
+    )  # pids, while another has exclusive use
+    process: subprocess.Popen[bytes] | None = (
+        None  # the supervisor, unless it was forked
+    )
     pidfd: int | None = None  # of the supervisor
     forked: bool = False
     company: bool = False  # another trial ran at the same time
     gone: bool = False
-    lost: bool = False  # could not be killed (uninterruptible in a driver or a file system)
+    lost: bool = (
+        False  # could not be killed (uninterruptible in a driver or a file system)
+    )
     oom_before: int = 0
     result: dict[str, Any] | None = None
     measured: dict[str, Any] | None = None  # counts if no result comes
     code: int | None = None  # the worker's exit code, as in subprocess
     garbage: str | None = None  # invalid data that came through the result channel
     killed_for: KilledFor | None = None
-    kill_at: float | None = None  # deadline for its stack dump; None while none was requested
+    kill_at: float | None = (
+        None  # deadline for its stack dump; None while none was requested
+    )
     last_output: bytes = b""
     dump: bytes = b""
 
@@ -185,7 +203,9 @@ class Child:
             return self.kill_at - time.monotonic()
         if self.result is not None:
             return self.clock.left(_EXIT_GRACE_S, None)
-        return self.clock.left(self.job.allowed_s(self.clock.step), self.job.total_timeout_s)
+        return self.clock.left(
+            self.job.allowed_s(self.clock.step), self.job.total_timeout_s
+        )
 
     def take_output(self, data: bytes) -> None:
         """Add output to the log, and to the stack dump if one was requested."""
@@ -210,7 +230,9 @@ def ending_of(child: Child) -> Ending:
     # The count may have risen by another process: it stands for this one only if the worker died
     # of a SIGKILL that was not ours, or says that something else failed, such as its compiler.
     may_be_oom = was_killed or (child.result is not None and not ours)
-    outcome, step, message = conclude(child, may_be_oom and oom_kills() > child.oom_before)
+    outcome, step, message = conclude(
+        child, may_be_oom and oom_kills() > child.oom_before
+    )
     payload = child.result or {}
     if child.result is None and child.measured is not None and child.garbage is None:
         payload, told = child.measured, f"after its measurement: {message}"
@@ -218,7 +240,12 @@ def ending_of(child: Child) -> Ending:
             payload = {**payload, "notes": [*notes, told]}
         outcome, step, message = Outcome.OK, Step.EXIT, ""
     # Forking or another trial can cause these; a setting that raises would raise again.
-    died = outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
+    died = (
+        outcome is Outcome.CRASHED
+        and child.code is not None
+        and child.code < 0
+        and not ours
+    )
     doubts = {"forked": child.forked, "beside other trials": child.company}
     since = time.time() - time.monotonic()
     return Ending(
@@ -228,7 +255,9 @@ def ending_of(child: Child) -> Ending:
         payload,
         wall_s=sum(child.clock.step_s.values()),
         step_s=child.clock.step_s,
-        spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
+        spans=tuple(
+            (step, since + begin, since + end) for step, begin, end in child.clock.spans
+        ),
         pauses=tuple(child.clock.pauses),
         stack=child.dump.decode("utf-8", "replace").strip(),
         doubts=tuple(n for n in doubts if doubts[n] and (died or outcome in _DOUBTFUL)),
@@ -263,7 +292,11 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
             return Outcome.TIMEOUT, step, what + _place(child)
         case "memory":
             gib = (job.memory_limit_bytes or 0) / 2**30
-            return Outcome.OUT_OF_MEMORY, step, f"its processes held more than {gib:.1f} GiB"
+            return (
+                Outcome.OUT_OF_MEMORY,
+                step,
+                f"its processes held more than {gib:.1f} GiB",
+            )
     if is_oom:
         what = "the kernel's OOM killer ended one of its processes"
         return Outcome.OUT_OF_MEMORY, said_in, what + (f" ({words})" if words else "")
@@ -272,7 +305,11 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
     if code is None:
         return Outcome.INFRASTRUCTURE, step, "its processes were killed from outside"
     if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        name = (
+            signal.Signals(-code).name
+            if -code in set(signal.Signals)
+            else f"signal {-code}"
+        )
         return Outcome.CRASHED, step, f"{name} in {step.value}"
     what = f"exited with code {code} in {step.value} without a result"
     lines = child.last_output.decode("utf-8", "replace").strip().splitlines()
@@ -281,7 +318,9 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
 
 def _place(child: Child) -> str:
     """The innermost frame of the thread that was running, as ``, in f (model.py:7)``."""
-    _, found, rest = child.dump.decode("utf-8", "replace").rpartition("(most recent call first):")
+    _, found, rest = child.dump.decode("utf-8", "replace").rpartition(
+        "(most recent call first):"
+    )
     match = _FRAME.search(rest) if found else None
     if match is None:
         return ""

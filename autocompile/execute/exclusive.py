@@ -37,7 +37,9 @@ def take(file: BinaryIO) -> bool:
 
 
 @contextlib.contextmanager
-def held(doing: str, tell: Callable[[str], None], wait: bool = False) -> Iterator[float]:
+def held(
+    doing: str, tell: Callable[[str], None], wait: bool = False
+) -> Iterator[float]:
     """Hold this machine; yields the seconds that it was waited for.
 
     Where another autocompile of this user is at work, which names what it is ``doing``, that is a
@@ -50,7 +52,10 @@ def held(doing: str, tell: Callable[[str], None], wait: bool = False) -> Iterato
             file = stack.enter_context(open(path, "r+b", buffering=0, opener=_own_file))
             while not take(file):
                 said = os.pread(file.fileno(), 1000, 0).decode("utf-8", "replace")
-                holder = "".join(c if c.isprintable() else " " for c in said) or "it has just begun"
+                holder = (
+                    "".join(c if c.isprintable() else " " for c in said)
+                    or "it has just begun"
+                )
                 if not wait:
                     raise RunError(
                         f"another autocompile is at work on this machine: {holder}",
@@ -58,12 +63,16 @@ def held(doing: str, tell: Callable[[str], None], wait: bool = False) -> Iterato
                         hint="the same command with --wait, or when the other has ended",
                     )
                 if holder != told:
-                    tell(f"waiting for the autocompile that is at work on this machine: {holder}")
+                    tell(
+                        f"waiting for the autocompile that is at work on this machine: {holder}"
+                    )
                     told = holder
                 time.sleep(_GLANCE_S)
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M")
-            os.pwrite(file.fileno(), f"pid {os.getpid()} since {since}, {doing}".encode(), 0)
+            os.pwrite(
+                file.fileno(), f"pid {os.getpid()} since {since}, {doing}".encode(), 0
+            )
         except OSError as error:
             why = error.strerror or error
             tell(f"cannot tell whether another autocompile is at work: {path}: {why}")

@@ -19,11 +19,17 @@ class Job:
     timeout_s: float  # of each step
     compile_timeout_s: float | None = None  # of the compile step, if another
     total_timeout_s: float | None = None  # of all steps together; None: no limit
-    memory_limit_bytes: int | None = None  # of all its processes together; None: no limit
-    environment: Mapping[str, str] = field(default_factory=dict)  # on top of the parent's
+    memory_limit_bytes: int | None = (
+        None  # of all its processes together; None: no limit
+    )
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # on top of the parent's
     fresh: bool = False  # in a new interpreter, not in a fork
     python: str | None = None  # path of the interpreter; None: the executor's own
-    toolchain: Path | None = None  # folder that a probe makes, and compiler caches start with
+    toolchain: Path | None = (
+        None  # folder that a probe makes, and compiler caches start with
+    )
 
     def allowed_s(self, step: Step) -> float:
         if step is Step.COMPILE and self.compile_timeout_s is not None:
@@ -38,14 +44,20 @@ class Ending:
     outcome: Outcome
     step: Step  # the last that it reached
     message: str = ""  # one line, including torch's error message if there was one
-    payload: Mapping[str, Any] = field(default_factory=dict)  # as autocompile.protocol.requests
+    payload: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # as autocompile.protocol.requests
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
-    spans: tuple[tuple[str, float, float], ...] = ()  # of work: step, begin, end in Unix time
+    spans: tuple[
+        tuple[str, float, float], ...
+    ] = ()  # of work: step, begin, end in Unix time
     # When it was stopped for another trial's measurement, by time.monotonic, which all share.
     pauses: tuple[tuple[float, float], ...] = ()
     stack: str = ""  # of a process that timed out
-    doubts: tuple[str, ...] = ()  # what may have caused a failure, as ``beside other trials``
+    doubts: tuple[
+        str, ...
+    ] = ()  # what may have caused a failure, as ``beside other trials``
     first: Ending | None = None  # how the first try ended, if this is the second
 
 

@@ -48,8 +48,12 @@ class JobFactory:
     header: Header
     timeout_s: float  # of one step; three times that for all steps together
     memory_limit_bytes: int | None  # of one trial; None: no limit
-    memory_alone_bytes: int | None = None  # of a trial that runs alone; None: no other limit
-    pythons: Mapping[str, str] = field(default_factory=dict)  # of environments but the tuner's own
+    memory_alone_bytes: int | None = (
+        None  # of a trial that runs alone; None: no other limit
+    )
+    pythons: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of environments but the tuner's own
     _next: int | None = None
 
     def next_number(self) -> int:
@@ -77,20 +81,26 @@ class JobFactory:
         self._demand_space()
         write_json(path / "request.json", request.to_dict())
         self._seed(cache, self._toolchain(environment))
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+        }
         return Job(
             request.number,
             path,
             self.timeout_s,
             compile_timeout_s,
             total_timeout_s=_TOTAL * self.timeout_s,
-            memory_limit_bytes=(alone and self.memory_alone_bytes) or self.memory_limit_bytes,
+            memory_limit_bytes=(alone and self.memory_alone_bytes)
+            or self.memory_limit_bytes,
             environment=caches | _ENVIRONMENT,
             fresh=fresh,
             python=self.pythons.get(environment),
         )
 
-    def probe_job(self, request: ProbeRequest, compiles: bool, environment: str = "default") -> Job:
+    def probe_job(
+        self, request: ProbeRequest, compiles: bool, environment: str = "default"
+    ) -> Job:
         """The job that looks at machine, torch and target before the first trial.
 
         With ``compiles`` it also prepares what all of Inductor's caches start with.
@@ -98,7 +108,9 @@ class JobFactory:
         path = self.folder.path / _of("probe", environment)
         make_folder(path)
         folder = self._toolchain(environment).absolute() if compiles else None
-        request = dataclasses.replace(request, toolchain=str(folder) if folder else None)
+        request = dataclasses.replace(
+            request, toolchain=str(folder) if folder else None
+        )
         write_json(path / "request.json", request.to_dict())
         return Job(
             request.number,

@@ -38,11 +38,19 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, isolation: Isolation = "auto", jobs: int | None = None, gpus: int = 1, share: str = ""
+        self,
+        isolation: Isolation = "auto",
+        jobs: int | None = None,
+        gpus: int = 1,
+        share: str = "",
     ) -> None:
         if jobs is not None and jobs < 1:
             raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
-        self._isolation, self._share, self._jobs_given = isolation, share, jobs is not None
+        self._isolation, self._share, self._jobs_given = (
+            isolation,
+            share,
+            jobs is not None,
+        )
         self._events: list[Event] = []
         self._selector = selectors.DefaultSelector()
         self._starters = dict[str, ProcessStarter]()  # by interpreter
@@ -52,7 +60,9 @@ class LocalExecutor:
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
         self._look_at, self._is_called, self._gpus = 0.0, False, gpus
-        self._exclusive = Exclusive(self._hold, self._release, self._grant, self._is_quiet)
+        self._exclusive = Exclusive(
+            self._hold, self._release, self._grant, self._is_quiet
+        )
 
     def compile_threads(self, alone: bool) -> int:
         """As many as torch takes by itself for a job alone, else its share of the cores."""
@@ -108,7 +118,9 @@ class LocalExecutor:
         if child := self._children.get(number):
             self._kill(child, "interrupted")
         elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
-            ending = Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
+            ending = Ending(
+                Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started"
+            )
             self._events.append(Ended(number, ending))
 
     def listen(self, descriptor: int) -> None:
@@ -133,7 +145,9 @@ class LocalExecutor:
     def _starter(self, python: str | None) -> ProcessStarter:
         python = python or sys.executable
         if python not in self._starters:
-            made = ProcessStarter(python, self._isolation, self._tell, self._selector, self._share)
+            made = ProcessStarter(
+                python, self._isolation, self._tell, self._selector, self._share
+            )
             self._starters[python] = made
         return self._starters[python]
 
@@ -186,7 +200,9 @@ class LocalExecutor:
                 elif event is EventName.MODULES:
                     starter.warm([str(name) for name in message["names"]], None)
                 elif event is EventName.ROOM and not self._jobs_given:
-                    self.slots = max(1, min(self.slots, self._gpus * int(message["trials"])))
+                    self.slots = max(
+                        1, min(self.slots, self._gpus * int(message["trials"]))
+                    )
                 elif event is EventName.WORKER_BEGAN:
                     child.worker = int(message["pid"])
                 elif event is EventName.WORKER_ENDED:
@@ -233,11 +249,15 @@ class LocalExecutor:
         began, held = time.monotonic(), dict[int, int]()
         children = list(self._children.values())
         if began >= self._look_at:
-            held = tree_memory_bytes([c.supervisor for c in children if c.job.memory_limit_bytes])
+            held = tree_memory_bytes(
+                [c.supervisor for c in children if c.job.memory_limit_bytes]
+            )
             # Reading many process trees is slow: limit it to one percent of a core.
             self._look_at = began + max(_POLL_S, 100 * (time.monotonic() - began))
         for child in children:
-            if child.gone or (child.process is not None and child.process.poll() is not None):
+            if child.gone or (
+                child.process is not None and child.process.poll() is not None
+            ):
                 self._finish(child)
             else:
                 self._look_after(child, held.get(child.supervisor, 0))
@@ -248,7 +268,9 @@ class LocalExecutor:
             self._kill(child, "memory")
         elif child.left_s() > 0:
             return
-        elif child.kill_at is None and child.result is None and child.worker is not None:
+        elif (
+            child.kill_at is None and child.result is None and child.worker is not None
+        ):
             in_step = child.clock.left(child.job.allowed_s(child.clock.step), None) <= 0
             child.killed_for = "timeout" if in_step else "total"
             child.kill_at = time.monotonic() + _DUMP_GRACE_S
@@ -260,7 +282,9 @@ class LocalExecutor:
     def _kill(self, child: Child, why: KilledFor | None) -> None:
         child.killed_for = child.killed_for or why
         if not kill_tree(None if child.gone else child.supervisor, child.marker):
-            child.gone = child.lost = True  # unkillable (uninterruptible sleep): abandon it
+            child.gone = child.lost = (
+                True  # unkillable (uninterruptible sleep): abandon it
+            )
 
     def _finish(self, child: Child) -> None:
         """Kill what is left of a trial, read its remaining output and report how it ended."""
@@ -274,7 +298,9 @@ class LocalExecutor:
                 pass
             if descriptor in registered:
                 self._selector.unregister(descriptor)
-        del self._children[child.job.number]  # so that Ctrl-C cannot repeat what follows
+        del self._children[
+            child.job.number
+        ]  # so that Ctrl-C cannot repeat what follows
         try:
             if child.pidfd is not None:
                 self._selector.unregister(child.pidfd)

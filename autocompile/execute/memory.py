@@ -18,7 +18,9 @@ def _groups(controller: str) -> list[Path]:
     """The cgroups (version 2 or 1) that this process is in, each with those around it."""
     found = list[Path]()
     with contextlib.suppress(OSError):
-        memberships = [m.split(":", 2) for m in Path("/proc/self/cgroup").read_text().splitlines()]
+        memberships = [
+            m.split(":", 2) for m in Path("/proc/self/cgroup").read_text().splitlines()
+        ]
         for line in Path("/proc/self/mounts").read_text().splitlines():
             _, place_of_mount, kind, options, *_ = line.split()
             mount = Path(place_of_mount)
@@ -27,7 +29,9 @@ def _groups(controller: str) -> list[Path]:
                 is_first = kind == "cgroup" and controller in controllers.split(",")
                 if is_second or (is_first and controller in options.split(",")):
                     inside = mount / place.strip().lstrip("/")
-                    own = inside if inside.is_dir() else mount  # a container's mount is its group
+                    own = (
+                        inside if inside.is_dir() else mount
+                    )  # a container's mount is its group
                     found += [p for p in (own, *own.parents) if p.is_relative_to(mount)]
     return found
 
@@ -77,7 +81,10 @@ def usable_cores() -> int:
     """How many cores this process may use, by its affinity and the quotas of its cgroups."""
     cores: float = len(os.sched_getaffinity(0))
     for group in _groups("cpu"):
-        first = [*_words(group, "cpu.cfs_quota_us"), *_words(group, "cpu.cfs_period_us")]
+        first = [
+            *_words(group, "cpu.cfs_quota_us"),
+            *_words(group, "cpu.cfs_period_us"),
+        ]
         with contextlib.suppress(ValueError):  # no quota
             quota, period = map(float, _words(group, "cpu.max") or first)
             if quota > 0:
@@ -98,15 +105,25 @@ def default_jobs() -> int:
 
 def busy_cores(for_s: float = 0.25) -> float:
     """How many of the cores that this process may use are at work now."""
-    percent: list[float] = psutil.cpu_percent(for_s, percpu=True)  # waiting for a disk is idle
+    percent: list[float] = psutil.cpu_percent(
+        for_s, percpu=True
+    )  # waiting for a disk is idle
     ours = [percent[core] for core in os.sched_getaffinity(0) if core < len(percent)]
     return round(sum(ours) / 100, 1)
 
 
 def busy_gpu() -> float:
     """The share of the last moment in which a GPU of this host computed, the most; 0 if unknown."""
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    command = [
+        "nvidia-smi",
+        "--query-gpu=utilization.gpu",
+        "--format=csv,noheader,nounits",
+    ]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(command, capture_output=True, timeout=20, check=True).stdout
-        return max((int(word) / 100 for word in told.split() if word.isdigit()), default=0.0)
+        told = subprocess.run(
+            command, capture_output=True, timeout=20, check=True
+        ).stdout
+        return max(
+            (int(word) / 100 for word in told.split() if word.isdigit()), default=0.0
+        )
     return 0.0

@@ -50,7 +50,9 @@ class ForkServer:
     ForkServerError if it could not be started or is dead.
     """
 
-    def __init__(self, python: str, variables: Mapping[str, str], selector: BaseSelector) -> None:
+    def __init__(
+        self, python: str, variables: Mapping[str, str], selector: BaseSelector
+    ) -> None:
         self._connection, theirs = multiprocessing.Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         environment = {
@@ -73,12 +75,16 @@ class ForkServer:
             )
         except OSError as error:
             self._connection.close()
-            raise ForkServerError(f"the fork server cannot be started: {error}") from None
+            raise ForkServerError(
+                f"the fork server cannot be started: {error}"
+            ) from None
         finally:
             theirs.close()
         self.attach(selector)
         self._error: ForkServerError | None = None
-        self._unanswered = 1  # it reports that it is ready, or why not, without a request
+        self._unanswered = (
+            1  # it reports that it is ready, or why not, without a request
+        )
         self._asked_at = time.monotonic()
         self._has_to_prepare = False
 
@@ -103,7 +109,9 @@ class ForkServer:
         if self._error is not None:
             raise self._error
         if self._is_overdue:
-            raise ForkServerError(f"the fork server has not answered for {_PATIENCE_S:.0f} s")
+            raise ForkServerError(
+                f"the fork server has not answered for {_PATIENCE_S:.0f} s"
+            )
         return not self._unanswered
 
     def listen(self) -> None:
@@ -158,7 +166,9 @@ class ForkServer:
             self._asked_at = time.monotonic()
         self._unanswered += 1
 
-    def _send(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    def _send(
+        self, request: Mapping[str, Any], descriptors: Sequence[int] = ()
+    ) -> None:
         try:
             self._connection.send_bytes(json.dumps(request).encode())
             for descriptor in descriptors:
@@ -173,18 +183,24 @@ class ForkServer:
                 return None
             answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
-            raise ForkServerError(f"the fork server exited{self._last_output()}") from None
+            raise ForkServerError(
+                f"the fork server exited{self._last_output()}"
+            ) from None
         if reason := answer.get("refused"):
             raise ForkServerError(str(reason), is_unfit=True)
         return answer
 
     def _last_output(self) -> str:
         self._output.seek(0)
-        lines = self._output.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+        lines = (
+            self._output.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+        )
         return f": {lines[-1][:200]}" if lines else ""
 
 
-_idle: dict[str, ForkServer] | None = None  # by what they share; None: none outlives its starter
+_idle: dict[str, ForkServer] | None = (
+    None  # by what they share; None: none outlives its starter
+)
 
 
 @contextlib.contextmanager
@@ -214,7 +230,9 @@ class ProcessStarter:
         selector: BaseSelector, share: str = "",
     ) -> None:  # fmt: skip
         if isolation not in ("auto", "fork", "spawn"):
-            raise UsageError(f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)")
+            raise UsageError(
+                f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)"
+            )
         if not Path("/proc/self/task").exists():
             raise UsageError("trials run on Linux only, with /proc mounted")
         self._python, self._tell, self._selector = python, tell, selector
@@ -232,11 +250,15 @@ class ProcessStarter:
         """Whether a trial can start at once; if not, starts the fork server that it waits for."""
         while self._forks and not job.fresh:
             try:
-                if self._fork_server is None and (server := (_idle or {}).pop(self._share, None)):
+                if self._fork_server is None and (
+                    server := (_idle or {}).pop(self._share, None)
+                ):
                     self._fork_server, self._is_inherited = server, True
                     server.attach(self._selector)
                 elif self._fork_server is None:
-                    self._fork_server = ForkServer(self._python, self._variables, self._selector)
+                    self._fork_server = ForkServer(
+                        self._python, self._variables, self._selector
+                    )
                     if any(self._warmth):
                         self._fork_server.warm(*self._warmth)
                 return self._fork_server.is_ready()
@@ -269,7 +291,9 @@ class ProcessStarter:
                 child.process = self._interpreter(child)
                 child.supervisor = child.process.pid
             else:
-                child.supervisor = self._fork_server.fork(child.arguments, child.pipes.theirs)
+                child.supervisor = self._fork_server.fork(
+                    child.arguments, child.pipes.theirs
+                )
                 child.forked, self._is_inherited = True, False
         except ForkServerError as error:
             self._fall_back(error)
@@ -314,7 +338,9 @@ class ProcessStarter:
             return
         self._forks = False
         if self._insists:
-            raise UsageError(f"trials cannot be forked here: {error}", hint="--isolation spawn")
+            raise UsageError(
+                f"trials cannot be forked here: {error}", hint="--isolation spawn"
+            )
         self._tell(f"each trial starts its own interpreter, which is slower: {error}")
 
     def _interpreter(self, child: Child) -> subprocess.Popen[bytes]:
@@ -361,7 +387,9 @@ def demand_torch(python: str, timeout_s: float) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise UsageError(f"the interpreter {python} does not start: {error.strerror}") from None
+        raise UsageError(
+            f"the interpreter {python} does not start: {error.strerror}"
+        ) from None
     try:
         version, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -384,7 +412,9 @@ def demand_torch(python: str, timeout_s: float) -> None:
             hint=f'exec ... "$@" as the last line of {python}',
         )
     if process.returncode == 0:
-        raise UsageError(f"{python} is not a Python interpreter: it does not run what it is given")
+        raise UsageError(
+            f"{python} is not a Python interpreter: it does not run what it is given"
+        )
     lines = said.decode("utf-8", "replace").strip().splitlines()
     last = lines[-1][:200] if lines else f"exit code {process.returncode}"
     if last.startswith("ModuleNotFoundError"):

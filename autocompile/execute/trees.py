@@ -103,7 +103,9 @@ def pause(
     deadline = time.monotonic() + patience_s
     while True:
         trees = below(roots)
-        moving = [pid for tree in trees.values() for pid in tree if _status(pid) not in _STILL]
+        moving = [
+            pid for tree in trees.values() for pid in tree if _status(pid) not in _STILL
+        ]
         outside = [pid for pid in moving if _group(pid) not in stopped]
         _signal_all(outside, signal.SIGSTOP)
         nap_s = 0.0005

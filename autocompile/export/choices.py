@@ -40,11 +40,16 @@ def choices(report: Report) -> dict[str, Choice]:
 
     The report is about another batch size only where that one was not measured.
     """
-    found = {name: _choice(report, name, phase) for name, phase in report.phases.items()}
+    found = {
+        name: _choice(report, name, phase) for name, phase in report.phases.items()
+    }
     if all(choice.verdict == "failed" for choice in found.values()):
         raise ExportError(
             "there is nothing to export: no phase has a result",
-            *(one_line(f"{choice.phase}: {choice.evidence}") for choice in found.values()),
+            *(
+                one_line(f"{choice.phase}: {choice.evidence}")
+                for choice in found.values()
+            ),
             hint=f"autocompile show {_run(report)}",
         )
     return found

@@ -26,7 +26,10 @@ from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
 from autocompile.store.report import Report
 
-IN_RLLIB = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
+IN_RLLIB = (
+    "from autocompile.rllib import tuned",
+    'config = tuned(config, "tuned.json")',
+)
 
 _LONGEST = 200  # characters of a line to paste
 _RATE = 'float(group["lr"])'
@@ -40,11 +43,15 @@ def export(report: Report) -> str:
     """The lines of all phases, to paste after the model and the optimizer are built."""
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
-    needed = dict.fromkeys(line for choice in faster for line in _imports(report, choice))
+    needed = dict.fromkeys(
+        line for choice in faster for line in _imports(report, choice)
+    )
     blocks = [_APART] if faster and _states_differ(found) else []
     blocks += [_evidence(c) + "\n".join(_lines(report, c)) for c in found]
     if updates := choices(report).get(LEARNER_UPDATE):
-        blocks.append(f"{_evidence(updates)}# {one_line(command(report, '--to rllib'))}")
+        blocks.append(
+            f"{_evidence(updates)}# {one_line(command(report, '--to rllib'))}"
+        )
     return program(_refusal(report, faster), "\n".join(needed), *blocks)
 
 
@@ -57,7 +64,9 @@ def _evidence(choice: Choice) -> str:
     text = f"{choice.phase}: {choice.verdict.replace('_', ' ')}: {choice.evidence}"
     if choice.config is not None:
         text = f"{choice.phase}: {choice.gain}"
-        text += f", confirmed in {choice.processes} fresh processes" * bool(choice.processes)
+        text += f", confirmed in {choice.processes} fresh processes" * bool(
+            choice.processes
+        )
     return f"# {one_line(text)}\n"
 
 
@@ -102,7 +111,9 @@ def _refusal(report: Report, faster: Iterable[Choice]) -> str:
     if names <= {"default"}:
         return ""
     there = environment_of(report, next(iter(configs.values())))
-    run_with = f"measured with torch {there['torch']}: run it with {there['python_path']}"
+    run_with = (
+        f"measured with torch {there['torch']}: run it with {there['python_path']}"
+    )
     test = f"torch.__version__ == {quoted(str(there['torch']))}"
     return f"assert {test}, {quoted(one_line(run_with))}"
 
@@ -131,7 +142,9 @@ def use_line(report: Report, run: str = "last") -> str:
         worked = [name for name, c in found.items() if c.verdict != "failed"]
         it = "it" if len(worked) == len(found) else " and ".join(worked)
         return f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
-    lines = [line for choice in faster for line in _imports(report, choice, with_note=False)]
+    lines = [
+        line for choice in faster for line in _imports(report, choice, with_note=False)
+    ]
     lines += [line for choice in faster for line in _lines(report, choice)]
     one = "; ".join(dict.fromkeys(lines))
     is_one = not any(line.startswith(("for ", " ")) or "#" in line for line in lines)
@@ -146,7 +159,11 @@ def to_paste(report: Report) -> dict[str, str]:
         found = choices(report)
     except AutocompileError:  # there is no result, or a setting is of a newer version
         return {}
-    lines = {name: code_line(report, choice) for name, choice in found.items() if choice.config}
+    lines = {
+        name: code_line(report, choice)
+        for name, choice in found.items()
+        if choice.config
+    }
     return {name: line for name, line in lines.items() if line}
 
 
@@ -175,7 +192,9 @@ def uses_apply(report: Report, config: CompileConfig) -> bool:
     words = ("regional", "compiled")
     if config.recompile_limit and not _isolates(report, config):
         return True  # an older torch.compile() may not take the limit
-    return is_rl(report) or any(d.needs_apply or v in words for d, v in config.changed())
+    return is_rl(report) or any(
+        d.needs_apply or v in words for d, v in config.changed()
+    )
 
 
 def _isolates(report: Report, config: CompileConfig) -> bool:
@@ -191,7 +210,9 @@ def _notes(config: CompileConfig) -> list[str]:
         for name, axis, low, high in config.mark_dynamic
         if isinstance(name, str)
     ]
-    return marks + [f"# {name}(): of the file that was tuned" for name in config.padding]
+    return marks + [
+        f"# {name}(): of the file that was tuned" for name in config.padding
+    ]
 
 
 def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str]:
@@ -203,7 +224,9 @@ def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str
         return ["import autocompile", *(notes if with_note else ())]
     known = choice.config.entry
     lines = ["import os"] if known.variables else []
-    lines += [f"os.environ.setdefault({quoted(n)}, {quoted(v)})" for n, v in known.variables]
+    lines += [
+        f"os.environ.setdefault({quoted(n)}, {quoted(v)})" for n, v in known.variables
+    ]
     if package := known.registered_by:
         lines += [f"import {package}  # noqa: F401  (registers the backend)"]
     return lines
@@ -256,7 +279,11 @@ def _names(choice: Choice) -> tuple[str, str]:
 
 def written(config: CompileConfig, *places: str) -> list[str]:
     """What is set for the process, then done to the model before it is compiled."""
-    found = [each for place in places or ("process", "model") for each in config.changed(place)]
+    found = [
+        each
+        for place in places or ("process", "model")
+        for each in config.changed(place)
+    ]
     return [d.line(value) for d, value in found if d.line]
 
 
@@ -279,7 +306,9 @@ def options(config: CompileConfig) -> str:
     return f"{{{', '.join(entries)}}}"
 
 
-def optimizer_lines(report: Report, config: CompileConfig, is_made: bool = False) -> list[str]:
+def optimizer_lines(
+    report: Report, config: CompileConfig, is_made: bool = False
+) -> list[str]:
     """Code that builds the user's optimizer with another implementation, or changes it.
 
     Empty for the default implementation. A change requires that the optimizer has not stepped.
@@ -305,14 +334,18 @@ def _made_optimizer(report: Report, config: CompileConfig) -> str:
         return ""  # the measured optimizer is the default one, the user's may differ
     made = target.optimizer or {}
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
-    if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
+    if not all(
+        re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)
+    ):
         return ""
     given = {k: v for k, v in given.items() if k not in OPTIMIZERS[config.optimizer]}
     shown = _shown({**given, **_flags(config.optimizer)})
     if config.optimizer == "tensor_lr":
         lr = f"lr={_tensor(report, literal(given.pop('lr', made.get('lr'))))}"
         shown = ", ".join(filter(None, (lr, _shown(given))))
-    return f"torch.optim.{name}({', '.join(filter(None, ('model.parameters()', shown)))})"
+    return (
+        f"torch.optim.{name}({', '.join(filter(None, ('model.parameters()', shown)))})"
+    )
 
 
 def _flags(implementation: str) -> dict[str, bool]:

@@ -33,7 +33,11 @@ _REGIONS = (
     "an nn.ModuleList as blocks, and also everything outside them."
 )
 _TF32 = "On a CUDA device in fp32 it turns on TF32 for matmuls, which may be part of the gain."
-_MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixed_precision="fp16"'}
+_MIXED = {
+    "none": "",
+    "bfloat16": ', mixed_precision="bf16"',
+    "float16": ', mixed_precision="fp16"',
+}
 _NOTHING = comment("Nothing is faster than eager mode: leave it as it is.")
 _LIGHTNING = """\
 from pytorch_lightning import Trainer  # or from lightning.pytorch
@@ -97,7 +101,8 @@ def accelerate(report: Report) -> str:
     model, step, evidence = _settings(report, "Accelerate")
     if not model.is_eager and model.backend.upper() not in BACKENDS:
         raise ExportError(
-            f"Accelerate has no backend {model.backend}", hint=command(report, "--to python")
+            f"Accelerate has no backend {model.backend}",
+            hint=command(report, "--to python"),
         )
     process, lines = written(model, "process"), written(model, "model")
     lines += optimizer_lines(report, step)
@@ -154,7 +159,9 @@ def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig,
             ", forward_inference() and forward_train()",
             hint=command(report, "--to rllib"),
         )
-    usable = {name: choice for name, choice in found.items() if choice.verdict != "failed"}
+    usable = {
+        name: choice for name, choice in found.items() if choice.verdict != "failed"
+    }
     choice = usable.get(TRAIN_STEP) or usable.get(FORWARD)
     if choice is None:
         raise ExportError(
@@ -190,5 +197,7 @@ def _evidence(choice: Choice, stack: str) -> str:
 
 def not_carried(config: CompileConfig) -> list[str]:
     """``name=value`` for each field of a setting that no lines of plain torch apply."""
-    lost = (d for d, _ in config.changed() if d.needs_apply or d.applied == "interpreter")
+    lost = (
+        d for d, _ in config.changed() if d.needs_apply or d.applied == "interpreter"
+    )
     return [f"{d.name}={getattr(config, d.name)!r}" for d in lost]

@@ -20,7 +20,9 @@ def one_line(text: object) -> str:
 
 def comment(text: object) -> str:
     """Text as comment lines with line ends."""
-    lines = textwrap.wrap(one_line(text), 86, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        one_line(text), 86, break_long_words=False, break_on_hyphens=False
+    )
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -17,7 +17,9 @@ class EventName(str, Enum):
     """What a line is about, and in brackets what else it holds."""
 
     STEP = "step"  # a step begins (step)
-    RESULT = "result"  # the task is over (step, and what autocompile.protocol.requests says)
+    RESULT = (
+        "result"  # the task is over (step, and what autocompile.protocol.requests says)
+    )
     MEASURED = "measured"  # a trial is measured and right; the result if none follows (the same)
     MODULES = "modules"  # other trials will import these too (names)
     TOOLCHAIN = "toolchain"  # trials will compile for the CPU

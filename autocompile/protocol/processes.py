@@ -47,7 +47,10 @@ def parents() -> dict[int, int]:
     """The parent of every process, zombies included. Not every kernel lists children."""
     parent_of = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{pid}/stat", "rb", buffering=0) as file,
+        ):
             parent_of[int(pid)] = int(file.read().rpartition(b")")[2].split(None, 2)[1])
     return parent_of
 

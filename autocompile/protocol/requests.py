@@ -28,8 +28,12 @@ class Header:
     device: str | None = None
     seed: int = 0
     tolerance: float | None = None
-    calls: RecordedCalls | None = None  # what the model is called with; None: the target says it
-    percent: int | None = None  # of a workload's calls: their percentile is timed, not their mean
+    calls: RecordedCalls | None = (
+        None  # what the model is called with; None: the target says it
+    )
+    percent: int | None = (
+        None  # of a workload's calls: their percentile is timed, not their mean
+    )
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,15 @@ class TimingLimits:
     rounds: int = 8  # at least, unless a call takes very long
     max_s: float = 0.5
     front_s: float = 1.0  # max_s of a setting near the best
-    half_width: float = 0.01  # of the speed-up's interval, relative; stop when it is this narrow
-    beat: float = 0.0  # the best known speed-up; stop when a setting is clearly below it
-    block_s: float = 0.02  # about; of a GPU three calls at least; a longer call is its own block
+    half_width: float = (
+        0.01  # of the speed-up's interval, relative; stop when it is this narrow
+    )
+    beat: float = (
+        0.0  # the best known speed-up; stop when a setting is clearly below it
+    )
+    block_s: float = (
+        0.02  # about; of a GPU three calls at least; a longer call is its own block
+    )
 
 
 @dataclass(frozen=True)
@@ -110,10 +120,14 @@ class ProbeRequest(Request):
     """Look at machine, torch and target."""
 
     kind = "probe"
-    phases: tuple[str, ...] | None = None  # run once in eager mode; None: the target's usual ones
+    phases: tuple[str, ...] | None = (
+        None  # run once in eager mode; None: the target's usual ones
+    )
     batch_size: int
     backends: tuple[str, ...] | None = None  # to look for; None: the default ones
-    toolchain: str | None = None  # folder that compiler caches start with; None: no compile
+    toolchain: str | None = (
+        None  # folder that compiler caches start with; None: no compile
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +167,9 @@ def request_of(data: Mapping[str, Any]) -> Request:
     """The request that JSON holds."""
     given = dict(data)
     header = {f.name: given.pop(f.name) for f in fields(Header) if f.name in given}
-    request: Request = of_fields(_CLASSES[given.pop("kind")], {**given, "header": header})
+    request: Request = of_fields(
+        _CLASSES[given.pop("kind")], {**given, "header": header}
+    )
     return request
 
 
@@ -170,11 +186,19 @@ class ProbeResult(TaskResult):
 
     target: dict[str, Any] = field(default_factory=dict)  # as run.json keeps it
     environment: Mapping[str, Any] = field(default_factory=dict)  # as run.json keeps it
-    backends: Mapping[str, str] = field(default_factory=dict)  # why it cannot be used here, or ""
-    all_backends: list[str] = field(default_factory=list)  # that Dynamo knows, the target's too
-    modes: Mapping[str, str] = field(default_factory=dict)  # the mode that each equals here
+    backends: Mapping[str, str] = field(
+        default_factory=dict
+    )  # why it cannot be used here, or ""
+    all_backends: list[str] = field(
+        default_factory=list
+    )  # that Dynamo knows, the target's too
+    modes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the mode that each equals here
     options: list[str] = field(default_factory=list)  # names of Inductor's options
-    toolchain_s: float | None = None  # of the first compile; None where the fork server pays it
+    toolchain_s: float | None = (
+        None  # of the first compile; None where the fork server pays it
+    )
     during: str | None = None  # the user's function that was being called
 
 
@@ -199,4 +223,6 @@ class AlgorithmResult(TaskResult):
     runners: int = 1  # that sample
     warmup_s: dict[str, float] = field(default_factory=dict)  # of each side
     warmup_iterations: dict[str, int] = field(default_factory=dict)  # of each side
-    active: Mapping[str, Any] = field(default_factory=dict)  # what is in effect in the tuned one
+    active: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what is in effect in the tuned one

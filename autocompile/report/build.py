@@ -57,7 +57,10 @@ _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
     "--tolerance accepts it and settings like it"
 )
-_SLOWER, _FAULTS = 1.1, 50  # eager mode where freed memory is given back, page faults of a call
+_SLOWER, _FAULTS = (
+    1.1,
+    50,
+)  # eager mode where freed memory is given back, page faults of a call
 _KEEPS = "MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432"
 _ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
 
@@ -129,7 +132,11 @@ def _phase(
     verdict, reason = _verdict(decision, every, allowed, records, space)
     stopped = [r for r in records if r.outcome is Outcome.INTERRUPTED]
     searched = [r for r in records if r.role == "search"]
-    tried = {r.config for r in searched if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED}
+    tried = {
+        r.config
+        for r in searched
+        if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED
+    }
     settings = space.get("configs", len(tried))
     missing = ""
     if verdict == "keep_eager" and (space.get("untried") or stopped):
@@ -142,13 +149,24 @@ def _phase(
     best = decision.best if decision and verdict != "failed" else None
     here = [c for c in every if c.record.batch_size == size]
     rest = [] if missing else space.get("rest", [])
-    plain = [r for r in searched if r.config == DEFAULT_INDUCTOR and r.batch_size == size]
-    if any(r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain):
+    plain = [
+        r for r in searched if r.config == DEFAULT_INDUCTOR and r.batch_size == size
+    ]
+    if any(
+        r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain
+    ):
         missing = missing or _REFUSED
-    sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
+    sure = (
+        _confidence(decision, missing, rest, run, run_dir)
+        if best and decision
+        else None
+    )
     notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
     workload = workload_of(name, run["target"])
-    kinds, horizon = (best.record.kinds or ()) if best else (), run["plan"].get("horizon")
+    kinds, horizon = (
+        (best.record.kinds or ()) if best else (),
+        run["plan"].get("horizon"),
+    )
     a_pass = workload.get("calls", 1)
     turns = as_calls_grow(here, limits, horizon / a_pass) if horizon else []
     return PhaseResult(
@@ -207,7 +225,9 @@ def _leading_size(
     best = {size: decision.best for size, decision in decisions.items()}
     if run["plan"]["objective"] != "throughput":
         by_latency = run["plan"]["objective"] == "latency"
-        return min(best, key=lambda n: best[n].latency_s(100) if by_latency else best[n].call_s)
+        return min(
+            best, key=lambda n: best[n].latency_s(100) if by_latency else best[n].call_s
+        )
     return max(best, key=lambda size: best[size].throughput.value)
 
 
@@ -220,12 +240,17 @@ def _verdict(
 ) -> tuple[Literal["faster", "keep_eager", "failed"], str]:
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
     eagers = [r for r in records if r.config.is_plain_eager]
-    if eagers and all(r.outcome not in (Outcome.OK, Outcome.INTERRUPTED) for r in eagers):
+    if eagers and all(
+        r.outcome not in (Outcome.OK, Outcome.INTERRUPTED) for r in eagers
+    ):
         return "failed", f"eager mode itself fails: {eagers[0].message}"
     if not decision and space.get("untried") and not any(_is_tried(r) for r in records):
         return "failed", "the run ended before any setting other than eager was tried"
     if decision is None and every:
-        return "failed", "eager mode was not measured, so there is nothing to compare with"
+        return (
+            "failed",
+            "eager mode was not measured, so there is nothing to compare with",
+        )
     if decision is None:
         return "failed", _why_nothing(every, records, space)
     most = f"{100 * max(decision.ceiling, 0.005):.1f}"
@@ -268,9 +293,13 @@ def _confidence(
     elif rest:
         first = rest[0]
         likely, most = (round(100 * first[name]) for name in ("likely", "most"))
-        gain = f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
+        gain = (
+            f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
+        )
         word = "open"
-        why_not_high = f"{show.label(first['config'])} was not reached and may be {gain}"
+        why_not_high = (
+            f"{show.label(first['config'])} was not reached and may be {gain}"
+        )
     elif missing:
         word, why_not_high = "low", missing
     elif decision.is_faster and best.sets < SETS[0]:
@@ -315,11 +344,16 @@ def _notes(
     space: Mapping[str, Any],
     records: Sequence[Record],
 ) -> Iterator[str]:
-    stopped = [r for r in records if r.role == "search" and r.outcome is Outcome.INTERRUPTED]
+    stopped = [
+        r for r in records if r.role == "search" and r.outcome is Outcome.INTERRUPTED
+    ]
     if stopped:
         what = f"{show.many(len(stopped), 'trial')} {'was' if len(stopped) == 1 else 'were'}"
         yield f"{what} stopped before the end: --resume tries again"
-    yield from (f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items())
+    yield from (
+        f"{left} is the same as {kept}"
+        for left, kept in space.get("merged", {}).items()
+    )
     unknown = sum(not c.record.is_known_to_pay for c in every)
     if unknown:
         yield (
@@ -329,7 +363,9 @@ def _notes(
     if outside := len(every) - len(allowed) - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
     # What every trial says is said once.
-    if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
+    if said := [
+        set(c.record.notes) for c in every if not c.record.config.is_plain_eager
+    ]:
         yield from sorted(set.intersection(*said))
 
 
@@ -341,7 +377,9 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
         if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-            groups.setdefault((r.config.backend, r.outcome.value, r.message), []).append(r)
+            groups.setdefault(
+                (r.config.backend, r.outcome.value, r.message), []
+            ).append(r)
     rows = [
         Failures(
             count=len(group),
@@ -366,7 +404,9 @@ def _is_answered(record: Record) -> bool:
 def _log(record: Record, run_dir: str) -> str | None:
     if record.wall_s == 0 or record.duplicate_of is not None:
         return None
-    number = record.detail.get("raced_in", record.number)  # several share a race's process
+    number = record.detail.get(
+        "raced_in", record.number
+    )  # several share a race's process
     return f"{run_dir}/trials/{number:04d}/log.txt"
 
 
@@ -381,7 +421,9 @@ def _trial(record: Record, run_dir: str) -> Trial:
     if record.ok and (m := record.measurement):
         own |= {
             "speedup": m.speedup,
-            "throughput": _throughput(m.speedup.scaled(record.samples / m.eager_call_s), record),
+            "throughput": _throughput(
+                m.speedup.scaled(record.samples / m.eager_call_s), record
+            ),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
             "flags": tuple(m.flags),
@@ -421,7 +463,10 @@ def _best(
     """The best setting, of all ``found`` at its batch size; ``calls`` are those of a pass."""
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
-    is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
+    is_eager, is_default = (
+        record.config.is_eager,
+        plain == best or record.config.is_baseline,
+    )
     # Without a share of the compile time, which would count it twice.
     saved = _of_a_pass(record, best.eager_call_s - best.call_s + extra_s(record))
     pays = saved > 0 and not is_eager
@@ -433,7 +478,9 @@ def _best(
         "speedup_against_default": None if is_default else compare(best, plain),
         "compile_s": 0.0 if is_eager else record.compile_s,
         "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
-        "break_even_calls": round((record.compile_s or 0.0) / saved * calls) if pays else None,
+        "break_even_calls": round((record.compile_s or 0.0) / saved * calls)
+        if pays
+        else None,
         "calls_to_repay_refresh": _calls_to_repay(best, calls),
         "confirmed_processes": best.sets,
         "exported": _exported(best, exported),
@@ -447,7 +494,11 @@ def _best(
 
 def _giving_back(found: Sequence[Candidate]) -> Iterator[str]:
     """What eager mode loses by page faults where a program's memory is not kept, as it is here."""
-    costs = (c.record.detail.get("given_back") for c in found if c.record.config.is_plain_eager)
+    costs = (
+        c.record.detail.get("given_back")
+        for c in found
+        if c.record.config.is_plain_eager
+    )
     cost = next(filter(None, costs), None) or {"times": 1.0, "faults": 0.0}
     if cost["times"] > _SLOWER and cost["faults"] > _FAULTS:
         yield (
@@ -458,13 +509,17 @@ def _giving_back(found: Sequence[Candidate]) -> Iterator[str]:
 
 
 def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
-    record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
+    record = next(
+        (r for r in reversed(exported) if r.repeats == best.record.number), None
+    )
     if record is None:
         return None
     if not record.ok or record.measurement is None:
         return Exported(outcome=record.outcome, message=record.message)
     m = record.measurement
-    found = over_sets([math.log(with_costs(m.speedup.value, best.record, m.eager_call_s))])
+    found = over_sets(
+        [math.log(with_costs(m.speedup.value, best.record, m.eager_call_s))]
+    )
     is_as_fast = ratio(found, best.speedup).high >= 1
     now = whole_call_s(m, best.record)
     then = best.processes or [now]
@@ -479,7 +534,11 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
 
 def _of_a_pass(record: Record, saved: float) -> float:
     """Seconds that a pass saves; by its shapes where ``saved`` is of a percentile."""
-    if not record.kinds or record.measurement is None or record.measurement.percent is None:
+    if (
+        not record.kinds
+        or record.measurement is None
+        or record.measurement.percent is None
+    ):
         return saved
     return sum(kind.calls * (kind.eager_s - kind.call_s) for kind in record.kinds)
 

@@ -56,7 +56,9 @@ def _works_compiled(row: Found) -> Iterator[str]:
     speed = f"{text.estimate(row['speedup'])} of eager's speed"
     yield f"{speed} · compiles in {text.seconds(row['compile_s'])}"
     yield from (f"graph break: {reason}" for reason in row["break_reasons"])
-    yield from (f"Dynamo skipped a function: {reason}" for reason in row["skip_reasons"])
+    yield from (
+        f"Dynamo skipped a function: {reason}" for reason in row["skip_reasons"]
+    )
     yield from row["notes"]
 
 
@@ -84,12 +86,16 @@ def render_in_algorithm(found: Found, console: Console) -> None:
     for name, row in found["figures"].items():
         label, show = _IN_ALGORITHM[name]
         sides = [text.read_interval(row[side]) for side in ("untouched", "tuned")]
-        cells = [f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one]
+        cells = [
+            f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one
+        ]
         gain = row.get("gain")
         rows.append((label, *cells, text.estimate(gain) if gain else ""))
     page.line(f"target  {text.plain(found['target'])}")
     page.line(f"        {len(found['rounds'])} iterations of each, in turns")
-    page.table(Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), "")
+    page.table(
+        Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), ""
+    )
     for note in found["notes"]:
         page.line(text.plain(note))
 
@@ -128,12 +134,20 @@ def render_preview(found: Found, console: Console) -> None:
         sizes: dict[str, list[str]] = {}
         for setting in row["settings"]:
             if not setting["may_equal"]:
-                sizes.setdefault(setting["label"], []).append(text.or_dash(setting["batch_size"]))
-        rows = tuple((text.plain(label), ", ".join(each)) for label, each in sizes.items())
+                sizes.setdefault(setting["label"], []).append(
+                    text.or_dash(setting["batch_size"])
+                )
+        rows = tuple(
+            (text.plain(label), ", ".join(each)) for label, each in sizes.items()
+        )
         page.table(Table("", ("setting", "batch sizes"), rows))
         likely = sum(bool(setting["may_equal"]) for setting in row["settings"])
-        aside = [f"{likely} more that may be the same as one of these"] if likely else []
-        aside += [f"{name} cannot be used: {why}" for name, why in row["unusable"].items()]
+        aside = (
+            [f"{likely} more that may be the same as one of these"] if likely else []
+        )
+        aside += [
+            f"{name} cannot be used: {why}" for name, why in row["unusable"].items()
+        ]
         aside += [f"{name} is the same as {why}" for name, why in row["merged"].items()]
         aside += [f"left out: {why}" for why in row["dropped"]]
         for line in aside:
@@ -150,8 +164,15 @@ def render_runs(rows: Sequence[Found], console: Console) -> None:
         return
     for row in rows:
         when = row["when"].replace("T", " ")[:16]
-        head = (Span(row["name"], "strong"), when, text.plain(row["target"] or ""), row["state"])
-        phases = [(text.plain(name), _answer(own)) for name, own in row["phases"].items()]
+        head = (
+            Span(row["name"], "strong"),
+            when,
+            text.plain(row["target"] or ""),
+            row["state"],
+        )
+        phases = [
+            (text.plain(name), _answer(own)) for name, own in row["phases"].items()
+        ]
         for phase in phases or [("", text.plain(row["message"]))]:
             cells.append((*head, *phase))
             head = (Span(""), "", "", "")
@@ -163,4 +184,6 @@ def _answer(phase: Found) -> str:
     if phase["verdict"] != "faster":
         return _ANSWERS.get(phase["verdict"], text.plain(phase["verdict"]))
     size = phase["batch_size"]
-    return text.estimate(phase["speedup"]) + ("" if size is None else f" at batch size {size}")
+    return text.estimate(phase["speedup"]) + (
+        "" if size is None else f" at batch size {size}"
+    )

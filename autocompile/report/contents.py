@@ -28,7 +28,10 @@ _NAMES = 2  # settings that a short document names side by side
 
 
 def document(
-    report: Report, full: bool = True, code: Mapping[str, str] | None = None, run: str = ""
+    report: Report,
+    full: bool = True,
+    code: Mapping[str, str] | None = None,
+    run: str = "",
 ) -> Document:
     """A report as a document; ``full``: also what failed and what was left out.
 
@@ -36,10 +39,18 @@ def document(
     """
     phases, code = report.phases, code or {}
     raced = any(p.best and p.best.confirmed_processes for p in phases.values())
-    answer = tuple(_answer(name, phase, code.get(name, "")) for name, phase in phases.items())
+    answer = tuple(
+        _answer(name, phase, code.get(name, "")) for name, phase in phases.items()
+    )
     facts = tuple((show.plain(k), _code(v)) for k, v in _circumstances(report))
     run = run or runs.name_of(report.run_dir)
-    state = "Still running" if report.running else "Interrupted" if report.interrupted else ""
+    state = (
+        "Still running"
+        if report.running
+        else "Interrupted"
+        if report.interrupted
+        else ""
+    )
     own = report.target.own_size
     return Document(
         title=("autocompile: ", _code(report.target.spec)),
@@ -61,7 +72,11 @@ def _circumstances(report: Report) -> Iterator[tuple[str, object]]:
     yield "target", show.target_name(vars(report.target))
     yield "run", report.run_dir
     yield from (report.target.choices or {}).items()
-    yield from (("effort", report.effort), ("objective", report.objective), ("seed", report.seed))
+    yield from (
+        ("effort", report.effort),
+        ("objective", report.objective),
+        ("seed", report.seed),
+    )
     if report.tolerance is not None:
         yield "tolerance", report.tolerance
     yield "duration", show.seconds(report.wall_s)
@@ -92,21 +107,36 @@ def _confidence(phase: PhaseResult) -> tuple[str, str, str]:
 
 def _answer(name: str, phase: PhaseResult, code: str) -> tuple[Text, ...]:
     best, (word, *_) = phase.answer, _confidence(phase)
-    title, sure = Span(show.plain(name), "strong"), Span(word, "" if word == "high" else "warning")
+    title, sure = (
+        Span(show.plain(name), "strong"),
+        Span(word, "" if word == "high" else "warning"),
+    )
     if not best:
         outcome = Span("no result yet") if phase.state else Span("failed", "error")
         return title, outcome, show.NONE, _reason(phase)
     if not phase.is_faster:
         return title, "keep eager", sure, _reason(phase)
-    ratio = (Span(show.speedup(best.speedup), "good"), f" {show.interval(best.speedup)}")
-    return title, ratio, sure, Span(show.plain(code) or show.label(best.config), "paste")
+    ratio = (
+        Span(show.speedup(best.speedup), "good"),
+        f" {show.interval(best.speedup)}",
+    )
+    return (
+        title,
+        ratio,
+        sure,
+        Span(show.plain(code) or show.label(best.config), "paste"),
+    )
 
 
 # --- a phase ------------------------------------------------------------------------------------
 
 
 def _section(name: str, phase: PhaseResult, own: int | None, full: bool) -> Section:
-    blocks: list[Line | Table] = [*_batch_sizes(phase, own), *_shapes(phase), *_known(phase)]
+    blocks: list[Line | Table] = [
+        *_batch_sizes(phase, own),
+        *_shapes(phase),
+        *_known(phase),
+    ]
     blocks += _details(phase) if full else ()
     blocks += _failures(phase) if full or not phase.answer else ()
     about = tuple(_about(phase))
@@ -128,7 +158,11 @@ def _about(phase: PhaseResult) -> Iterator[Text]:
     if best and phase.is_faster:
         if _confidence(phase)[0] != "low":
             count = best.confirmed_processes
-            yield f"confirmed in {show.many(count, 'fresh process')}" if count else "not confirmed"
+            yield (
+                f"confirmed in {show.many(count, 'fresh process')}"
+                if count
+                else "not confirmed"
+            )
         live = best.weights_live
         follow = "" if live is None else " and follow" if live else " but do not follow"
         yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
@@ -143,7 +177,11 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
     per = unit.removeprefix("samples") if unit.startswith("samples") else f" {unit}"
     for row in listed:
         size, label = row.batch_size, labels.get(row.number, show.NONE)
-        eager, top, gain = row.eager_throughput, row.best_throughput, show.speedup(row.speedup)
+        eager, top, gain = (
+            row.eager_throughput,
+            row.best_throughput,
+            show.speedup(row.speedup),
+        )
         setting: str | Span = _code(label)
         remarks = [] if row.confirmed_processes else ["not confirmed"]
         if not row.is_faster:
@@ -183,7 +221,9 @@ def _shapes(phase: PhaseResult) -> Iterator[Table]:
         call_s = sum(kind.calls * kind.call_s for kind in rest) / count
         rows.append((str(count), f"{len(rest)} more shapes", *_times(eager_s, call_s)))
     for one in phase.workload.percentiles if phase.workload else ():
-        rows.append(("", f"p{one.percent} of all calls", *_times(one.eager_s, one.call_s)))
+        rows.append(
+            ("", f"p{one.percent} of all calls", *_times(one.eager_s, one.call_s))
+        )
     yield Table(
         "Calls by shape",
         ("calls", "shape", "eager", "best", "ratio"),
@@ -202,14 +242,27 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
     if best and phase.is_faster:
         ratio = best.speedup_against_default
         if call_s := best.call_s:
-            calls = [show.seconds(call_s), f"eager {show.seconds(call_s * best.speedup.value)}"]
+            calls = [
+                show.seconds(call_s),
+                f"eager {show.seconds(call_s * best.speedup.value)}",
+            ]
             if ratio:
-                calls.append(f"plain torch.compile() {show.seconds(call_s * ratio.value)}")
+                calls.append(
+                    f"plain torch.compile() {show.seconds(call_s * ratio.value)}"
+                )
             work = phase.workload
-            name = f"p{work.decided_by}" if work and work.decided_by else "Pass" if work else "Call"
+            name = (
+                f"p{work.decided_by}"
+                if work and work.decided_by
+                else "Pass"
+                if work
+                else "Call"
+            )
             yield Line(name, tuple(calls))
         if ratio and show.label(best.config) != DEFAULT_INDUCTOR.label():
-            yield Line("Why", (f"{show.estimate(ratio)} against plain torch.compile()",))
+            yield Line(
+                "Why", (f"{show.estimate(ratio)} against plain torch.compile()",)
+            )
     yield from (Line("Why", (show.plain(why),)) for why in phase.explanation if why)
     if best and phase.is_faster:
         yield from _ties(phase, best)
@@ -221,7 +274,9 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         sure = [_reason(phase)]
         if phase.compiled_settings:
             count = f"{phase.compiled_tried} of {phase.compiled_settings}"
-            sure.append(f"{count} compiled settings tried, and little is expected of the rest")
+            sure.append(
+                f"{count} compiled settings tried, and little is expected of the rest"
+            )
         elif phase.tried is not None:
             sure.append(f"{phase.tried} of {phase.settings} settings tried")
         yield Line("Sure", tuple(sure))
@@ -245,13 +300,17 @@ def _as_calls_grow(phase: PhaseResult) -> Text:
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:
     """Settings as fast as the best one, and the reason for that one: see ``decision.plainness``."""
     configs = {t.number: t.config for t in phase.trials}
-    ties = [number for number in phase.ties if number in configs and number != best.number]
+    ties = [
+        number for number in phase.ties if number in configs and number != best.number
+    ]
     if not ties:
         return
     names = list(dict.fromkeys(show.label(configs[number]) for number in ties))
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     because = f"{more}; chosen since it compiles faster or is simpler"
-    yield Line("Ties", (("as fast within 1 %: ", _code(", ".join(names[:_NAMES])), because),))
+    yield Line(
+        "Ties", (("as fast within 1 %: ", _code(", ".join(names[:_NAMES])), because),)
+    )
 
 
 def _cost(best: Best) -> Iterator[str]:
@@ -260,7 +319,11 @@ def _cost(best: Best) -> Iterator[str]:
         warm, calls = best.warm_compile_s, best.break_even_calls
         compiles = f"compiles in {show.seconds(best.compile_s)}"
         compiles += f" ({show.seconds(warm)} warm)" if warm is not None else ""
-        repaid = f", repaid after {show.thousands(calls)} call{'s' * (calls != 1)}" if calls else ""
+        repaid = (
+            f", repaid after {show.thousands(calls)} call{'s' * (calls != 1)}"
+            if calls
+            else ""
+        )
         yield compiles + repaid
     if best.refresh_s:
         apart, least = best.calls_per_update, best.calls_to_repay_refresh
@@ -293,10 +356,14 @@ def exported_warning(best: Best) -> Iterator[str]:
 def _details(phase: PhaseResult) -> Iterator[Line]:
     """Notes, and what was left out."""
     if (best := phase.answer) and best.exported and best.exported.agrees:
-        yield Line("Note", ("the exported code is as fast in a fresh interpreter, and right",))
+        yield Line(
+            "Note", ("the exported code is as fast in a fresh interpreter, and right",)
+        )
     yield from (Line("Note", (show.plain(note),)) for note in phase.notes)
     # What only a flag would bring comes last.
-    order = sorted(phase.dropped.items(), key=lambda item: (item[0].startswith("--"), -item[1]))
+    order = sorted(
+        phase.dropped.items(), key=lambda item: (item[0].startswith("--"), -item[1])
+    )
     if facts := tuple(f"{show.plain(reason)} ({count})" for reason, count in order):
         yield Line("Skipped", facts, "dim")
 
@@ -310,7 +377,11 @@ def _failures(phase: PhaseResult) -> Iterator[Table]:
             message += [" → ", _code(f"autocompile doctor {group.backend}")]
         if group.log:
             message += [" · ", _code(group.log)]
-        outcome = Span("not tried", "dim") if group.answered else Span(group.outcome.value, "error")
+        outcome = (
+            Span("not tried", "dim")
+            if group.answered
+            else Span(group.outcome.value, "error")
+        )
         rows.append((str(group.count), _code(group.backend), outcome, tuple(message)))
     if rows:
         titles = ("count", "backend", "outcome", "message")
@@ -332,7 +403,10 @@ def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
             missing.setdefault(show.plain(name), show.plain(why))
     found: list[str | Span] = []
     for name, why in sorted(missing.items()):
-        found += [", "] * bool(found) + [_code(name), f" ({why})" if full and why else ""]
+        found += [", "] * bool(found) + [
+            _code(name),
+            f" ({why})" if full and why else "",
+        ]
     if found:
         to_do = ("   → ", _code("autocompile doctor"))
         yield Line("Not on this machine", ((*found, *to_do),), "dim")
@@ -344,7 +418,10 @@ def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
 def _in_algorithm(report: Report, run: str) -> Iterator[Text]:
     """The gain in RLlib's own loop where it was measured, else the command that measures it."""
     measured = report.in_algorithm
-    for name, what in (("steps_per_s", "env steps/s of train()"), ("sampled_per_s", "sampling")):
+    for name, what in (
+        ("steps_per_s", "env steps/s of train()"),
+        ("sampled_per_s", "sampling"),
+    ):
         if gain := measured.get(name, {}).get("gain"):
             yield f"{what} {show.estimate(gain)}"
     if share := measured.get("forward_share", {}).get("untouched"):
@@ -374,7 +451,9 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
     others = [t for t in phase.searched if not (t.ok and t.throughput)]
     if others:
         titles = ("#", "batch", "outcome", "setting and message")
-        yield Table("Other trials", titles, tuple(map(_not_measured, others)), right=(0, 1))
+        yield Table(
+            "Other trials", titles, tuple(map(_not_measured, others)), right=(0, 1)
+        )
 
 
 def _measured(trial: Trial, repeats: Sequence[Trial]) -> tuple[Text, ...]:
@@ -434,7 +513,9 @@ def checks(found: Mapping[str, Any]) -> Table:
     for one in found["checks"]:
         size = "" if one["batch_size"] is None else str(one["batch_size"])
         then, now = (show.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
-        verdict = one["verdict"] + (f": {show.plain(one['message'])}" if one["message"] else "")
+        verdict = one["verdict"] + (
+            f": {show.plain(one['message'])}" if one["message"] else ""
+        )
         kind = {"fastest": "good", "failed": "error"}.get(one["verdict"], "warning")
         setting = show.plain(one["setting"])
         rows.append((one["phase"], size, setting, then, now, Span(verdict, kind)))

@@ -17,7 +17,9 @@ from autocompile.store.record import Record
 _LONG, _SHORT = 90, 48
 
 
-def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str) -> list[str]:
+def why(
+    best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str
+) -> list[str]:
     """Why the best setting is the best one, or why compiling does not help.
 
     ``best``: as the report names it; eager where that is to be kept. ``every``: all that worked.
@@ -29,11 +31,17 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
         facts = [_graphs(record), _gave_up(record, device)]
         if _replays(record, device):
             one = record.graphs == 1
-            facts.append("a CUDA graph replays them" if one else "CUDA graphs replay them")
+            facts.append(
+                "a CUDA graph replays them" if one else "CUDA graphs replay them"
+            )
         sentence = "; ".join(filter(None, facts))
         return [sentence] if sentence else []
     size = best.record.batch_size
-    rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_baseline]
+    rivals = [
+        c
+        for c in every
+        if c.record.batch_size == size and not c.record.config.is_baseline
+    ]
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
@@ -59,7 +67,9 @@ def _graphs(record: Record) -> str:
     if not record.graph_breaks:
         return f"{graphs}, no breaks"
     rest = " and the rest in Python" if record.graphs == 1 else ""
-    return f"{graphs}{rest}; {_broken(record) or many(record.graph_breaks, 'graph break')}"
+    return (
+        f"{graphs}{rest}; {_broken(record) or many(record.graph_breaks, 'graph break')}"
+    )
 
 
 def _replays(record: Record, device: str) -> bool:
@@ -75,20 +85,30 @@ def _replays(record: Record, device: str) -> bool:
 def _gave_up(record: Record, device: str) -> str:
     """That CUDA graphs were asked for and are not there, and torch's reason."""
     is_cpu = device.startswith("cpu")  # where no setting has them
-    if is_cpu or not record.config.has_cuda_graphs or not record.detail.get("cudagraph_skips"):
+    if (
+        is_cpu
+        or not record.config.has_cuda_graphs
+        or not record.detail.get("cudagraph_skips")
+    ):
         return ""
     reasons = [show.plain(x) for x in _listed(record, "cudagraph_skip_reasons")[:1]]
-    return ": ".join(["torch gave up CUDA graphs", *(show.shorten(x, _LONG) for x in reasons)])
+    return ": ".join(
+        ["torch gave up CUDA graphs", *(show.shorten(x, _LONG) for x in reasons)]
+    )
 
 
 def _broken(record: Record) -> str:
     """Where the graph breaks, and over what; the first two places."""
     places = []
     for row in _listed(record, "breaks", dict):
-        place, code, reason = (show.plain(row.get(k, "")) for k in ("place", "code", "reason"))
+        place, code, reason = (
+            show.plain(row.get(k, "")) for k in ("place", "code", "reason")
+        )
         code = f"`{show.shorten(code.replace('`', ''), _SHORT)}`" if code else ""
         if where := f"{place} {code}".strip():
-            places.append(where + (f" ({show.shorten(reason, _LONG)})" if reason else ""))
+            places.append(
+                where + (f" ({show.shorten(reason, _LONG)})" if reason else "")
+            )
     if not places:
         return ""
     more = f" and {len(places) - 2} more" if len(places) > 2 else ""
@@ -98,4 +118,6 @@ def _broken(record: Record) -> str:
 def _listed(record: Record, name: str, kind: type = object) -> list[Any]:
     """A child's list; what is of another kind is left out."""
     listed = record.detail.get(name)
-    return [x for x in listed if isinstance(x, kind)] if isinstance(listed, list) else []
+    return (
+        [x for x in listed if isinstance(x, kind)] if isinstance(listed, list) else []
+    )

@@ -45,7 +45,9 @@ def progress(kind: str, file: TextIO) -> Progress:
     if kind == "none":
         return Progress()
     if kind not in ("auto", "plain"):
-        raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
+        raise UsageError(
+            f"there is no progress {kind!r}", hint="--progress auto (or plain, none)"
+        )
     # A dumb terminal cannot move the cursor, and without Unicode there is no bar to draw.
     able = os.environ.get("TERM") != "dumb" and "utf" in (file.encoding or "").lower()
     if kind == "auto" and file.isatty() and able:
@@ -61,7 +63,10 @@ class PlainProgress(Progress):
     """One stable line for each finished trial, for files, pipes and logs of CI."""
 
     def __init__(
-        self, file: IO[str], clock: Callable[[], float] = time.monotonic, prefix: str = ""
+        self,
+        file: IO[str],
+        clock: Callable[[], float] = time.monotonic,
+        prefix: str = "",
     ) -> None:
         self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
         self._prefix = prefix  # of each line
@@ -85,8 +90,12 @@ class PlainProgress(Progress):
         line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<29} "
         self._event(f"{line}{show.label(record.config):<32} {self._result(record)}")
 
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-        self._event(f"race of {_cell(phase, batch_size)}, set {number}: {sides} beside eager")
+    def racing(
+        self, phase: str, batch_size: int | None, sides: int, number: int
+    ) -> None:
+        self._event(
+            f"race of {_cell(phase, batch_size)}, set {number}: {sides} beside eager"
+        )
 
     def warning(self, text: str) -> None:
         self._line(f"warning: {show.plain(text)}")
@@ -97,21 +106,35 @@ class PlainProgress(Progress):
         if not record.ok or record.measurement is None:
             message = show.shorten(show.plain(record.message), 200)
             # A setting that is known not to work here had no process, and so has no log.
-            log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
-            return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
+            log = (
+                f"{self._run_dir}/trials/{record.number:04d}/log.txt"
+                if record.wall_s
+                else ""
+            )
+            return " · ".join(
+                filter(None, (message or f"in step {record.step.value}", log))
+            )
         eager, compile_s = record.config.is_baseline, record.compile_s
         result = show.speedup(1.0) if eager else show.ratio(record.measurement.speedup)
-        result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
+        result += (
+            "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
+        )
         result += "" if record.repeats is None else f"  repeats #{record.repeats}"
-        return result + (f"  on {show.plain(at)}" if (at := record.detail.get("station")) else "")
+        return result + (
+            f"  on {show.plain(at)}" if (at := record.detail.get("station")) else ""
+        )
 
     def _event(self, line: str) -> None:
         self._line(f"[{self._clock() - self._began:4.0f}s] {line}")
 
     def _line(self, line: str) -> None:
         encoding = getattr(self._file, "encoding", None) or "utf-8"
-        with suppress(OSError):  # where nobody reads any more, the run goes on all the same
-            self._file.write(show.encodable(f"{self._prefix}{line.rstrip()}\n", encoding))
+        with suppress(
+            OSError
+        ):  # where nobody reads any more, the run goes on all the same
+            self._file.write(
+                show.encodable(f"{self._prefix}{line.rstrip()}\n", encoding)
+            )
             self._file.flush()
 
 
@@ -122,7 +145,9 @@ class LiveProgress(PlainProgress):
     for some milliseconds, which on a CPU would disturb a running measurement.
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(console.file, clock)
         self._console = console
         self._live = Live(
@@ -132,7 +157,9 @@ class LiveProgress(PlainProgress):
         self._now = "looking at the machine, torch and the target ..."
         self._budget: Any = None  # its total_s, None for no end, and spent_s
         self._is_race = self._closed = False
-        self._running: dict[int, tuple[str, float]] = {}  # setting, and since when in its step
+        self._running: dict[
+            int, tuple[str, float]
+        ] = {}  # setting, and since when in its step
         self._steps: dict[int, Step] = {}  # of trials, and of the processes of a race
         self._left = 0
         self._counts: Counter[str] = Counter()
@@ -145,14 +172,18 @@ class LiveProgress(PlainProgress):
     def started(self, number: int, setting: Setting) -> None:
         if self._is_race:
             self._is_race, self._now, self._steps = False, show.NONE, {}
-        label = f"{_cell(setting.phase, setting.batch_size)} · {show.label(setting.config)}"
+        label = (
+            f"{_cell(setting.phase, setting.batch_size)} · {show.label(setting.config)}"
+        )
         self._running[number] = label, self._clock()
         self.step(number, Step.IMPORT)
 
     def step(self, number: int, step: Step) -> None:
         if running := self._running.get(number):
             if self._steps.get(number) is Step.MEASURE and step is Step.VERIFY:
-                step = Step.EXIT  # verified once more after the timing: no measurement follows
+                step = (
+                    Step.EXIT
+                )  # verified once more after the timing: no measurement follows
             self._running[number] = running[0], self._clock()
         if running or self._is_race:
             self._steps[number] = step
@@ -163,12 +194,16 @@ class LiveProgress(PlainProgress):
         self._steps.pop(record.number, None)
         if record.role == "search":
             self._left = left
-            self._counts["same" if record.duplicate_of is not None else record.outcome.value] += 1
+            self._counts[
+                "same" if record.duplicate_of is not None else record.outcome.value
+            ] += 1
         if record.wall_s:  # what had no process is counted alone
             super().ended(record, left)
         self.tick()
 
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+    def racing(
+        self, phase: str, batch_size: int | None, sides: int, number: int
+    ) -> None:
         self._is_race, self._now, self._steps = True, "racing", {}
         super().racing(phase, batch_size, sides, number)
 
@@ -212,7 +247,9 @@ class LiveProgress(PlainProgress):
         return min(1.0, spent_s / total_s), f"{show.clock(spent_s)} · {left} left"
 
     def _tried(self) -> str:
-        kinds = sorted(self._counts.items(), key=lambda k: (k[0] != Outcome.OK.value, -k[1]))
+        kinds = sorted(
+            self._counts.items(), key=lambda k: (k[0] != Outcome.OK.value, -k[1])
+        )
         counts = (f"{count} {kind}" for kind, count in kinds)
         return " · ".join((f"{self._counts.total()} tried", *counts))
 
@@ -220,10 +257,14 @@ class LiveProgress(PlainProgress):
         if not self._running:
             return self._now
         # The one that has come farthest, and how many are beside it.
-        number = max(self._running, key=lambda number: _ORDER.index(self._steps[number]))
+        number = max(
+            self._running, key=lambda number: _ORDER.index(self._steps[number])
+        )
         (setting, since), step = self._running[number], self._steps[number]
         lasts, beside = round(self._clock() - since), len(self._running) - 1
-        doing = _DOING[step] + (f" {lasts} s" if lasts and step is not Step.VERIFY else "")
+        doing = _DOING[step] + (
+            f" {lasts} s" if lasts and step is not Step.VERIFY else ""
+        )
         doing += f" · and {beside} beside it" if beside else ""
         return f"#{number} {setting} · {doing}"
 

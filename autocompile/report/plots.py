@@ -38,20 +38,26 @@ class Plot:
     y_title: str = ""
     height: int = 280
     # Ends (x, y, x, y), variable of the colour, width.
-    lines: list[tuple[float, float, float, float, str, float]] = field(default_factory=list)
+    lines: list[tuple[float, float, float, float, str, float]] = field(
+        default_factory=list
+    )
     # Centre (x, y), radius, variable of the colour, filled, text under the pointer.
     dots: list[tuple[float, float, float, str, bool, str]] = field(default_factory=list)
     # Place (x, y), side that is there (start, middle, end), text.
     words: list[tuple[float, float, str, str]] = field(default_factory=list)
     band: tuple[float, float] | None = None  # left end and width of a shaded zone
-    legend: list[tuple[str, str]] = field(default_factory=list)  # variable of the colour, and name
+    legend: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # variable of the colour, and name
 
     @property
     def bottom(self) -> int:
         """Where the axis is."""
         return self.height - _BOTTOM
 
-    def across(self, values: Sequence[float], left: int, ticks: Sequence[float] = ()) -> Scale:
+    def across(
+        self, values: Sequence[float], left: int, ticks: Sequence[float] = ()
+    ) -> Scale:
         """Where a value is from left to right; with ``ticks``, on a logarithmic axis."""
         place = _scale(values, left, WIDTH - _RIGHT, is_log=bool(ticks))
         for tick in ticks or _ticks(values):
@@ -63,18 +69,24 @@ class Plot:
         """Where a speed-up is from bottom to top; eager's is a line."""
         place = _scale(values, self.bottom, _TOP)
         for tick in _ticks(values):
-            self.lines.append((_LEFT, place(tick), WIDTH - _RIGHT, place(tick), "grid", 1))
+            self.lines.append(
+                (_LEFT, place(tick), WIDTH - _RIGHT, place(tick), "grid", 1)
+            )
             self.words.append((_LEFT - 6, place(tick) + 4, "end", f"{tick:g}"))
         self.lines.append((_LEFT, place(1), WIDTH - _RIGHT, place(1), "dim", 1.5))
         return place
 
 
-def _scale(values: Sequence[float], start: float, end: float, is_log: bool = False) -> Scale:
+def _scale(
+    values: Sequence[float], start: float, end: float, is_log: bool = False
+) -> Scale:
     read = math.log if is_log else float
     low, high = read(min(values)), read(max(values))
     room = (high - low) * 0.06 or 0.5
     low, high = low - room, high + room
-    return lambda value: round(start + (end - start) * (read(value) - low) / (high - low), 1)
+    return lambda value: round(
+        start + (end - start) * (read(value) - low) / (high - low), 1
+    )
 
 
 def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
@@ -83,7 +95,9 @@ def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
     if low == high:
         return [low]
     power = 10 ** math.floor(math.log10((high - low) / most))
-    step = next(k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= most)
+    step = next(
+        k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= most
+    )
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
@@ -118,7 +132,9 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
         height=len(rows) * _ROW + _TOP + _BOTTOM,
     )
     value = best.speedup.value
-    ends = [(max(c.speedup.low, 0), min(c.speedup.high, 3 * c.speedup.value)) for c in rows]
+    ends = [
+        (max(c.speedup.low, 0), min(c.speedup.high, 3 * c.speedup.value)) for c in rows
+    ]
     own = [[math.exp(log) for log in c.logs.values()] for c in rows]
     place = plot.across([1, value, *(v for each in (*ends, *own) for v in each)], 12)
     left, right = place(value / (1 + ZONE)), place(value * (1 + ZONE))
@@ -138,7 +154,9 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
 
 
 def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
-    gains = {row.batch_size: row.speedup for row in phase.by_batch_size if row.batch_size}
+    gains = {
+        row.batch_size: row.speedup for row in phase.by_batch_size if row.batch_size
+    }
     if len(gains) < 2:
         return
     default = {
@@ -174,7 +192,11 @@ def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
 
 def _timed(phase: PhaseResult) -> list[tuple[Trial, Interval]]:
     """Trials of the search that were timed themselves, with their speed-ups."""
-    return [(t, t.speedup) for t in phase.searched if t.ok and t.speedup and t.duplicate_of is None]
+    return [
+        (t, t.speedup)
+        for t in phase.searched
+        if t.ok and t.speedup and t.duplicate_of is None
+    ]
 
 
 def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
@@ -197,7 +219,9 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
     )
     times = [seconds for _, _, seconds in points]
     marks = (round(m * 10.0**k, 9) for k in range(-6, 6) for m in (1, 1.5, 2, 3, 5, 7))
-    x = plot.across(times, _LEFT, [m for m in marks if min(times) <= m <= max(times)] or times[:1])
+    x = plot.across(
+        times, _LEFT, [m for m in marks if min(times) <= m <= max(times)] or times[:1]
+    )
     y = plot.upward([1, *(gain.value for _, gain, _ in points)])
     backends = list(dict.fromkeys(str(t.config.get("backend")) for t, _, _ in points))
     for t, gain, seconds in points:
@@ -207,7 +231,9 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
         centre = (x(seconds), y(gain.value))
         color = _COLORS[min(place, len(_COLORS) - 1)]
         plot.dots.append((*centre, radius, color, True, f"trial {t.number}, {said}"))
-    plot.legend = [(color, show.plain(b)) for color, b in zip(_COLORS, backends, strict=False)]
+    plot.legend = [
+        (color, show.plain(b)) for color, b in zip(_COLORS, backends, strict=False)
+    ]
     if len(backends) > len(_COLORS):
         plot.legend[-1] = (_COLORS[-1], "others")
     yield plot

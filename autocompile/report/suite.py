@@ -11,10 +11,28 @@ from dataclasses import replace
 from statistics import NormalDist
 
 from autocompile.report import text as show
-from autocompile.report.document import Document, Line, Section, Span, Table, Text, spans
+from autocompile.report.document import (
+    Document,
+    Line,
+    Section,
+    Span,
+    Table,
+    Text,
+    spans,
+)
 from autocompile.store.report import Row, Suite, Tried
 
-_TITLES = ("model", "batch", "eager", "compile()", "best", "setting", "compile", "breaks", "memory")
+_TITLES = (
+    "model",
+    "batch",
+    "eager",
+    "compile()",
+    "best",
+    "setting",
+    "compile",
+    "breaks",
+    "memory",
+)
 _RIGHT = (1, 2, 3, 4, 7)
 _MARKS = re.compile(r"[\\`*_{}\[\]()<>#|!~]")  # of Markdown
 _METHOD = "Each model has a run of its own; its report says how it was measured."
@@ -28,14 +46,21 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
     sections = [_section(phase, suite) for phase in phases]
     whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
     missing = len(
-        {r.run for r in suite.rows} - {r.run for r in suite.rows if r.verdict != "not_run"}
+        {r.run for r in suite.rows}
+        - {r.run for r in suite.rows if r.verdict != "not_run"}
     )
     status = (
-        f"{show.many(missing, 'run')} of {len(suite.members)} models and phases " if missing else ""
+        f"{show.many(missing, 'run')} of {len(suite.members)} models and phases "
+        if missing
+        else ""
     )
     status += f"{'has' if missing == 1 else 'have'} no result yet. " if missing else ""
     goes_on = "autocompile suite --resume --budget 1h goes on with the last suite."
-    about = [(show.plain(k), show.plain(v)) for k, v in suite.environment.items() if v is not None]
+    about = [
+        (show.plain(k), show.plain(v))
+        for k, v in suite.environment.items()
+        if v is not None
+    ]
     return Document(
         title=("autocompile suite: ", Span(show.plain(suite.name), "code")),
         status=status + goes_on if missing or suite.interrupted else "",
@@ -53,10 +78,20 @@ def _summary(suite: Suite) -> Iterator[tuple[Text, ...]]:
         mean, share = suite.geometric_mean(best), suite.share_right(best)
         if share is not None and (best or any(row.plain for row in suite.rows)):
             gain = show.NONE if mean is None else show.speedup(mean)
-            yield Span(title, "strong"), str(len(suite.rows_with(best))), f"{share:.0%}", gain
+            yield (
+                Span(title, "strong"),
+                str(len(suite.rows_with(best))),
+                f"{share:.0%}",
+                gain,
+            )
     if (one := suite.best_for_all()) is not None:
         setting = ("one for all: ", Span(show.label(one[0]), "code"))
-        yield setting, str(sum(bool(row.settings) for row in suite.rows)), "", show.speedup(one[1])
+        yield (
+            setting,
+            str(sum(bool(row.settings) for row in suite.rows)),
+            "",
+            show.speedup(one[1]),
+        )
 
 
 def _whole(suite: Suite) -> Iterator[Line]:
@@ -88,7 +123,9 @@ def _model(row: Row) -> str:
 def _section(phase: str, suite: Suite) -> Section:
     rows = [row for row in suite.rows if row.phase == phase]
     table = Table("", _TITLES, tuple(map(_cells, rows)), right=_RIGHT)
-    return Section(show.plain(phase) or "no result", (), (table, *_by_setting(rows, suite)), ())
+    return Section(
+        show.plain(phase) or "no result", (), (table, *_by_setting(rows, suite)), ()
+    )
 
 
 def _cells(row: Row) -> tuple[Text, ...]:
@@ -103,12 +140,22 @@ def _cells(row: Row) -> tuple[Text, ...]:
         return (*head, plain, none, show.plain(row.message), "", breaks, "")
     is_faster = row.verdict == "faster"
     sure = "" if row.confidence == "high" else f" {show.plain(row.confidence)}"
-    best: Text = (Span(_gain(row.best), "good"), sure) if is_faster else f"keep eager{sure}"
+    best: Text = (
+        (Span(_gain(row.best), "good"), sure) if is_faster else f"keep eager{sure}"
+    )
     setting: Text = Span(show.label(row.best.config), "code") if is_faster else "eager"
     saved = ""
     if row.best.peak_memory_bytes and row.eager_peak_memory_bytes:
         saved = show.speedup(row.best.peak_memory_bytes / row.eager_peak_memory_bytes)
-    return (*head, plain, best, setting, show.seconds(row.best.compile_s), breaks, saved)
+    return (
+        *head,
+        plain,
+        best,
+        setting,
+        show.seconds(row.best.compile_s),
+        breaks,
+        saved,
+    )
 
 
 def _gain(tried: Tried) -> str:
@@ -150,13 +197,17 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     whole = {r.target: r for r in now.rows if r.verdict == "failed" and not r.phase}
     for row in earlier.rows:
         if row.best and row.name not in rows:
-            where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
+            where = (
+                f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
+            )
             if lost := whole.get(row.target):  # nothing of it works
                 found["broke"].append(f"{where}: {show.plain(lost.message)}")
             else:
                 found["missing"].append(where)
     pairs = [*_pairs(now, earlier)]
-    wide = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs))) / NormalDist().inv_cdf(0.975)
+    wide = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs))) / NormalDist().inv_cdf(
+        0.975
+    )
     for name, old, new in pairs:
         if not new.is_right:
             if old.is_right:
@@ -168,7 +219,9 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
             room = (change.high if change.value < 1 else change.low) / change.value
             if abs(math.log(change.value)) > wide * abs(math.log(room)):
                 both = f"{show.speedup(old.speedup)} → {show.speedup(new.speedup)}"
-                found["slower" if change.value < 1 else "faster"].append(f"{name}: {both}")
+                found["slower" if change.value < 1 else "faster"].append(
+                    f"{name}: {both}"
+                )
     return found
 
 
@@ -177,7 +230,10 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
     nothing = Tried.none()
     before = {row.name: row for row in earlier.rows}
     for row in now.rows:
-        if (old := before.get(row.name)) is None or "not_run" in (old.verdict, row.verdict):
+        if (old := before.get(row.name)) is None or "not_run" in (
+            old.verdict,
+            row.verdict,
+        ):
             continue
         where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
         lost = replace(nothing, message=row.message)
@@ -196,7 +252,9 @@ def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
     count = show.many(len(both), "row")
     yield Line("Compared", (f"{count} with the same in {show.plain(earlier.name)}",))
     for key in ("torch", "device_name", "cpu"):
-        a, b = (show.plain(one.environment.get(key, show.NONE)) for one in (earlier, now))
+        a, b = (
+            show.plain(one.environment.get(key, show.NONE)) for one in (earlier, now)
+        )
         if a != b:
             yield Line("Differs", (f"{key}: {a} → {b}",))
     kinds = dict.fromkeys(("slower", "broke", "missing"), "error")
@@ -226,10 +284,16 @@ def to_csv(suite: Suite) -> str:
     device = str(suite.environment.get("device", "")).partition(":")[0]
     for row in suite.rows:
         plain_and_best = (("plain", row.plain), ("best", row.best))
-        given = [(show.label(t.config), t) for t in row.settings] if suite.fixed else None
+        given = (
+            [(show.label(t.config), t) for t in row.settings] if suite.fixed else None
+        )
         for setting, tried in given or plain_and_best:
             right = tried is not None and tried.is_right
-            gain = f"{tried.speedup.value:.4f}" if right and tried and tried.speedup else "0.0"
+            gain = (
+                f"{tried.speedup.value:.4f}"
+                if right and tried and tried.speedup
+                else "0.0"
+            )
             memory = tried.peak_memory_bytes if tried else None
             eager = row.eager_peak_memory_bytes
             nothing = "fail_to_run" if row.verdict == "failed" else "not_run"
@@ -244,12 +308,20 @@ def to_csv(suite: Suite) -> str:
                     f"{eager / memory:.4f}" if eager and memory else "",
                     _number(eager, 1e-9),
                     _number(memory, 1e-9),
-                    "pass" if right else f"fail_{tried.outcome.value}" if tried else nothing,
+                    "pass"
+                    if right
+                    else f"fail_{tried.outcome.value}"
+                    if tried
+                    else nothing,
                     tried.graph_breaks if tried else None,
                     row.phase,
-                    show.label(tried.config) if tried and setting == "best" else setting,
+                    show.label(tried.config)
+                    if tried and setting == "best"
+                    else setting,
                     row.confidence if setting == "best" else "",
-                    _cell(row.message or (tried.message if tried and not right else "")),
+                    _cell(
+                        row.message or (tried.message if tried and not right else "")
+                    ),
                 )
             )
     return out.getvalue()
@@ -273,7 +345,9 @@ def to_markdown(shown: Document) -> str:
     for section in shown.sections:
         lines += [f"## {_flat(section.title)}", ""]
         for block in section.blocks:
-            lines += [*_table(block), ""] if isinstance(block, Table) else [_line(block), ""]
+            lines += (
+                [*_table(block), ""] if isinstance(block, Table) else [_line(block), ""]
+            )
     lines += [f"- {_line(line)}" for line in shown.whole]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -294,4 +368,6 @@ def _line(line: Line) -> str:
 
 def _flat(text: Text) -> str:
     """A text in Markdown, in which nothing of a run is markup."""
-    return "".join(_MARKS.sub(r"\\\g<0>", show.plain(span.text)) for span in spans(text))
+    return "".join(
+        _MARKS.sub(r"\\\g<0>", show.plain(span.text)) for span in spans(text)
+    )

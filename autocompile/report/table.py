@@ -38,17 +38,31 @@ def write_table(folder: Path, reports: Mapping[str, Report]) -> Path:
 
 def table(reports: Mapping[str, Report]) -> Document:
     """The reports of one target, by the names of their machines, as one document."""
-    stopped = [show.plain(n) for n, one in reports.items() if one.interrupted or one.running]
+    stopped = [
+        show.plain(n) for n, one in reports.items() if one.interrupted or one.running
+    ]
     about = tuple(
-        (show.plain(name), show.machine(one.environment), Span(show.plain(one.run_dir), "code"))
+        (
+            show.plain(name),
+            show.machine(one.environment),
+            Span(show.plain(one.run_dir), "code"),
+        )
         for name, one in reports.items()
     )
-    names = dict.fromkeys(phase for report in reports.values() for phase in report.phases)
+    names = dict.fromkeys(
+        phase for report in reports.values() for phase in report.phases
+    )
     phases = {
-        name: {k: report.phases[name] for k, report in reports.items() if name in report.phases}
+        name: {
+            k: report.phases[name]
+            for k, report in reports.items()
+            if name in report.phases
+        }
         for name in names
     }
-    answer = tuple(row for name, machines in phases.items() for row in _answers(name, machines))
+    answer = tuple(
+        row for name, machines in phases.items() for row in _answers(name, machines)
+    )
     spec = next(iter(reports.values())).target.spec
     return Document(
         title=("autocompile: ", Span(show.plain(spec), "code")),
@@ -62,7 +76,11 @@ def table(reports: Mapping[str, Report]) -> Document:
 
 
 def _setting(phase: PhaseResult, row: SizeRow) -> Text:
-    return Span(show.label(phase.config_of(row.number)), "code") if row.is_faster else "eager"
+    return (
+        Span(show.label(phase.config_of(row.number)), "code")
+        if row.is_faster
+        else "eager"
+    )
 
 
 def _gain(row: SizeRow) -> str:
@@ -91,18 +109,43 @@ def _section(name: str, machines: Phases) -> Section:
     """As RLlib's appendix: eager mode and the best beside it, by batch size and machine."""
     first = next(iter(machines.values()))
     base = {row.batch_size: _speedup(row) for row in first.sizes}
-    every = [(row, phase, machine) for machine, phase in machines.items() for row in phase.sizes]
+    every = [
+        (row, phase, machine)
+        for machine, phase in machines.items()
+        for row in phase.sizes
+    ]
     rows = []
     for row, phase, machine in sorted(every, key=lambda item: item[0].batch_size or 0):
         unit = phase.best.throughput.unit if phase.best else ""
         eager, best = row.eager_throughput, row.best_throughput
-        rates = (f"{show.quantity(r)} {unit}" for r in (eager, best if row.is_faster else eager))
+        rates = (
+            f"{show.quantity(r)} {unit}"
+            for r in (eager, best if row.is_faster else eager)
+        )
         is_base = phase is first or row.batch_size not in base
         change = "" if is_base else _change(_speedup(row), base[row.batch_size])
-        cells = (show.or_dash(row.batch_size), show.plain(machine), *rates, _gain(row), change)
+        cells = (
+            show.or_dash(row.batch_size),
+            show.plain(machine),
+            *rates,
+            _gain(row),
+            change,
+        )
         rows.append((*cells, _setting(phase, row)))
-    titles = ("batch size", "machine", "eager", "best", "speed-up", "against first", "setting")
-    best_rows = (Table("By batch size", titles, tuple(rows), right=range(2, 6)),) if rows else ()
+    titles = (
+        "batch size",
+        "machine",
+        "eager",
+        "best",
+        "speed-up",
+        "against first",
+        "setting",
+    )
+    best_rows = (
+        (Table("By batch size", titles, tuple(rows), right=range(2, 6)),)
+        if rows
+        else ()
+    )
     role = phase_of(name).role
     return Section(show.plain(name), (role,) if role else (), best_rows, ())
 
@@ -120,7 +163,11 @@ def _change(now: Interval, then: Interval) -> str:
 def _differences(reports: Mapping[str, Report]) -> Iterator[Line]:
     """What is not the same on all machines."""
     environments = [report.environment for report in reports.values()]
-    for what in dict.fromkeys(key for environment in environments for key in environment):
-        values = [show.plain(environment.get(what, show.NONE)) for environment in environments]
+    for what in dict.fromkeys(
+        key for environment in environments for key in environment
+    ):
+        values = [
+            show.plain(environment.get(what, show.NONE)) for environment in environments
+        ]
         if len(set(values)) > 1 and not what.startswith("busy_"):  # of the moment
             yield Line("Differs", (f"{show.plain(what)}: {' → '.join(values)}",))

@@ -100,7 +100,9 @@ class Page:
         if shown.whole:
             self.line()
         for line in shown.whole:
-            self.facts(Text(f"{line.label}: ", _STYLES.get(line.kind, "bold")), line.facts)
+            self.facts(
+                Text(f"{line.label}: ", _STYLES.get(line.kind, "bold")), line.facts
+            )
 
     def line(self, text: str | Text = "", style: str = "") -> None:
         """One line as it is, whatever its length."""
@@ -112,7 +114,8 @@ class Page:
         """``text`` behind ``head``, further lines under its first word."""
         room = max(self.width - head.cell_len, 20)
         text.plain = _FIGURE.sub(
-            lambda m: m[0].replace(" ", _GLUE) if len(m[0]) <= room else m[0], text.plain
+            lambda m: m[0].replace(" ", _GLUE) if len(m[0]) <= room else m[0],
+            text.plain,
         )
         for part in text.wrap(self.console, room) if self.breaks else [text]:
             part.plain = part.plain.replace(_GLUE, " ").rstrip()
@@ -139,19 +142,25 @@ class Page:
                 continue
             label = "" if block.label == before else block.label
             style = f"bold {_STYLES.get(block.kind, '')}".strip()
-            self.facts(Text.assemble("  ", (f"{label:<{_INDENT - 2}}", style)), block.facts)
+            self.facts(
+                Text.assemble("  ", (f"{label:<{_INDENT - 2}}", style)), block.facts
+            )
             before = block.label
 
     def table(self, table: parts.Table, indent: str = "  ") -> None:
         """Aligned columns, the last one hanging, or below the others where it needs the room."""
         rows = [[_text(cell) for cell in row] for row in table.rows]
-        pasted = [any(s.kind == "paste" for s in parts.spans(row[-1])) for row in table.rows]
+        pasted = [
+            any(s.kind == "paste" for s in parts.spans(row[-1])) for row in table.rows
+        ]
         if any(table.titles):
             rows.insert(0, [Text(title, "dim") for title in table.titles])
             pasted.insert(0, False)
         if table.title:
             self.line(f"{indent}{table.title}", "bold")
-        widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+        widths = [
+            max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)
+        ]
         room = self.width - len(indent) - sum(widths[:-1]) - 3 * (len(widths) - 1)
         for row, is_pasted in zip(rows, pasted, strict=True):
             head, last = Text(indent), row[-1]
@@ -169,4 +178,6 @@ class Page:
 
 
 def _text(text: parts.Text) -> Text:
-    return Text.assemble(*((s.text, _STYLES.get(s.kind, "")) for s in parts.spans(text)))
+    return Text.assemble(
+        *((s.text, _STYLES.get(s.kind, "")) for s in parts.spans(text))
+    )

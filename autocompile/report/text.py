@@ -43,7 +43,9 @@ def plain(text: object) -> str:
     bidirectional overrides and undecodable bytes are removed or replaced.
     """
     whole = _ESCAPES.sub("", str(text))
-    return printable(" ".join(part for part in map(str.strip, whole.splitlines()) if part))
+    return printable(
+        " ".join(part for part in map(str.strip, whole.splitlines()) if part)
+    )
 
 
 def printable(line: str) -> str:
@@ -120,7 +122,11 @@ def seconds(value: float | None, gap: str = " ") -> str:
 
 def size(value: float | None) -> str:
     """Bytes in decimal units: ``512 B``, ``20.0 MB``, ``1.3 GB``."""
-    return NONE if value is None else decimal(round(value), separator=" ").replace("bytes", "B")
+    return (
+        NONE
+        if value is None
+        else decimal(round(value), separator=" ").replace("bytes", "B")
+    )
 
 
 def read_interval(data: Estimate) -> Interval | None:
@@ -156,7 +162,11 @@ def percent(half_width: float) -> str:
 def measured(value: Estimate) -> str:
     """A throughput as a table shows it: ``1 204 ± 0.9 %``."""
     known = read_interval(value)
-    return f"{quantity(known.value)} {percent(known.half_width)}".strip() if known else NONE
+    return (
+        f"{quantity(known.value)} {percent(known.half_width)}".strip()
+        if known
+        else NONE
+    )
 
 
 def ratio(value: Estimate) -> str:
@@ -185,7 +195,9 @@ def target_name(target: Mapping[str, Any]) -> str:
     told = [str(target["description"])] if target.get("description") else []
     if (count := target.get("parameters")) is not None:
         units = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
-        short = (f"{count / scale:.1f}{unit}" for scale, unit in units if count >= scale)
+        short = (
+            f"{count / scale:.1f}{unit}" for scale, unit in units if count >= scale
+        )
         told.append(f"{next(short, count)} parameters")
     return plain(f"{name} → {', '.join(told)}" if told else name)
 
@@ -204,7 +216,9 @@ def machine(environment: Mapping[str, Any]) -> str:
         f"CUDA {get('cuda')}" if get("cuda") else "",
         f"driver {get('driver')}" if get("driver") else "",
         f"{get('power_limit_w'):.0f} W" if get("power_limit_w") else "",
-        f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else "",
+        f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}"
+        if busy
+        else "",
         f"other programs use {busy_gpu:.0%} of a GPU" if busy_gpu else "",
     )
     return plain(" · ".join(filter(None, parts)))

@@ -68,10 +68,14 @@ def apply(
         )
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
-        warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
+        warnings.warn(
+            f"the setting of {name} was measured in one process only", stacklevel=2
+        )
     _demand_fit(model, name, config, optimizer)
     for d, value in config.changed("model") if config.scope == "step" else ():
-        line = d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"
+        line = (
+            d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"
+        )
         warnings.warn(f"before the first step: {line}", stacklevel=2)
     steps = tuned.at(phases.OPTIMIZER_STEP) if name in phases.FORWARD_PHASES else None
     optimizers = [optimizer] if optimizer is not None else []
@@ -81,7 +85,10 @@ def apply(
 
 
 def _demand_fit(
-    model: Any, phase: str, config: CompileConfig, optimizer: torch.optim.Optimizer | None
+    model: Any,
+    phase: str,
+    config: CompileConfig,
+    optimizer: torch.optim.Optimizer | None,
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
@@ -98,8 +105,12 @@ def _demand_fit(
             f"{phase} needs an nn.Module, not a {type(model).__name__}",
             hint=f'autocompile.apply(model, settings, "{phase}"{more})',
         )
-    if optimizer is None and (phase == phases.OPTIMIZER_STEP or config.optimizer != "default"):
-        raise UsageError(f"the settings of {phase} are about an optimizer: optimizer=...")
+    if optimizer is None and (
+        phase == phases.OPTIMIZER_STEP or config.optimizer != "default"
+    ):
+        raise UsageError(
+            f"the settings of {phase} are about an optimizer: optimizer=..."
+        )
 
 
 class InTraining:
@@ -122,7 +133,9 @@ class InTraining:
         UsageError if there are no such settings, or they compute no gradients or fit no optimizer.
         """
         tuned = self._settings.fitting(describe(_device(model, None)))
-        name = phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD
+        name = (
+            phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD
+        )
         if name not in tuned.phases:
             raise UsageError(
                 f"a trainer takes the settings of train_step, or of forward; these are of "
@@ -164,7 +177,9 @@ class InTraining:
 def _chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
     choice = tuned.at(phase, batch_size)
     if choice is None:
-        raise UsageError(f"no settings for {phase} (choose from: {', '.join(tuned.phases)})")
+        raise UsageError(
+            f"no settings for {phase} (choose from: {', '.join(tuned.phases)})"
+        )
     demand_this_interpreter(tuned, phase, choice)
     return choice
 

@@ -35,7 +35,9 @@ def _lay_out(model: torch.nn.Module, value: str) -> None:
     cast(Any, model).to(memory_format=getattr(torch, value))
 
 
-MODEL: Mapping[str, Callable[[torch.nn.Module, Any], None]] = {"memory_format": _lay_out}
+MODEL: Mapping[str, Callable[[torch.nn.Module, Any], None]] = {
+    "memory_format": _lay_out
+}
 """In place, before anything is compiled."""
 
 
@@ -92,7 +94,10 @@ def _begin(values: Mapping[str, Any]) -> Callable[[], None]:
     Those of a backward pass end in the order of their beginning.
     """
     # torch has a number of threads for each thread.
-    mine = {(n, threading.get_ident() if n == "threads" else 0): v for n, v in values.items()}
+    mine = {
+        (n, threading.get_ident() if n == "threads" else 0): v
+        for n, v in values.items()
+    }
     with _lock:
         for place, value in mine.items():
             _before.setdefault(place, PROCESS[place[0]][0]())
@@ -140,9 +145,15 @@ def backward_within(result: Any, values: Mapping[str, Any]) -> None:
 
     leaves = pytree.tree_leaves(result)
     # Also in attributes of an object that no pytree knows, as of a dataclass.
-    inside = [vars(x) for x in leaves if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")]
+    inside = [
+        vars(x)
+        for x in leaves
+        if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")
+    ]
     for x in (*leaves, *pytree.tree_leaves(inside)):
-        if isinstance(x, torch.Tensor) and x.grad_fn is not None:  # not a parameter, which stays
+        if (
+            isinstance(x, torch.Tensor) and x.grad_fn is not None
+        ):  # not a parameter, which stays
             x.register_hook(begin)  # type: ignore[no-untyped-call]
 
 
@@ -171,14 +182,24 @@ class Compiled:
         self.function, self.config = function, config
         self.failed = ""  # why it runs uncompiled
         self.calls = 0
-        self.graphs, self.later_graphs = 0, 0  # captured by the first call, and by later ones
-        self._model, self._grad, self._or_eager, self._device = model, grad, or_eager, device
+        self.graphs, self.later_graphs = (
+            0,
+            0,
+        )  # captured by the first call, and by later ones
+        self._model, self._grad, self._or_eager, self._device = (
+            model,
+            grad,
+            or_eager,
+            device,
+        )
         self._compiled: Callable[..., Any] | None = None
         self._process = config.process
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self.function,)  # a copied or unpickled module runs its own, uncompiled
+        return _same, (
+            self.function,
+        )  # a copied or unpickled module runs its own, uncompiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Called inside compiled code. Not is_compiling(), which is of all threads at once.
@@ -212,7 +233,9 @@ class Compiled:
         except Exception as error:
             if not self._or_eager:
                 raise
-            result = self.function(*args, **kwargs)  # raises again if the caller is at fault
+            result = self.function(
+                *args, **kwargs
+            )  # raises again if the caller is at fault
             self.failed = first_words(error)
             return result
 
@@ -221,11 +244,15 @@ class Compiled:
         if self.config.autocast == "none":
             return grad
         # The model's device at the time of the call.
-        first = next(self._model.parameters(), None) if self._model is not None else None
+        first = (
+            next(self._model.parameters(), None) if self._model is not None else None
+        )
         kind = self._device if first is None else first.device.type
         stack = contextlib.ExitStack()
         stack.enter_context(grad)
-        stack.enter_context(torch.autocast(kind, dtype=getattr(torch, self.config.autocast)))
+        stack.enter_context(
+            torch.autocast(kind, dtype=getattr(torch, self.config.autocast))
+        )
         return stack
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
@@ -238,7 +265,9 @@ class Compiled:
         name = f"tuned_{next(_PROGRAMS)}"
         function = self.function if is_users else with_own_code(self.function, name)
         compiled = compile_function(function, self.config, self._model)
-        names = parameters_of(self.function if self._model is None else self._model.forward)
+        names = parameters_of(
+            self.function if self._model is None else self._model.forward
+        )
         compiled = with_marks(compiled, self.config.mark_dynamic, names)
         compiled = with_padding(compiled, self.config.buckets, names, self._padding)
         result = compiled(*args, **kwargs)
@@ -265,7 +294,9 @@ def apply_config(
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
     if not isinstance(model, torch.nn.Module):
-        weights = [p for optimizer in optimizers for p in optimizer.param_groups[0]["params"]]
+        weights = [
+            p for optimizer in optimizers for p in optimizer.param_groups[0]["params"]
+        ]
         device = weights[0].device.type if weights else "cpu"
         applied: Any = model
         if not _is_untouched(config):
@@ -295,7 +326,9 @@ def apply_to_phase(
     if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
             f"a {type(module).__name__} has no {phase}",
-            hint="from autocompile.rllib import tuned" if phase == phases.LEARNER_UPDATE else None,
+            hint="from autocompile.rllib import tuned"
+            if phase == phases.LEARNER_UPDATE
+            else None,
         )
     prepare_model(module, config)
     # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
@@ -307,7 +340,9 @@ def apply_to_phase(
             block._compiled_call_impl = None
     if _is_untouched(config):
         return None
-    uncompiled = getattr(type(module), "_call_impl" if phase == phases.FORWARD else name)
+    uncompiled = getattr(
+        type(module), "_call_impl" if phase == phases.FORWARD else name
+    )
     grad = phase in (phases.FORWARD, phases.FORWARD_TRAIN)
     function = uncompiled.__get__(module)
     compiled = Compiled(function, config, module, grad, or_eager, padding=padding)
@@ -323,7 +358,10 @@ def apply_to_optimizer(
     Loading a state dict restores the implementation of that state; apply again after it.
     """
     set_implementation(optimizer, config.optimizer)
-    if config.optimizer in ("fused", "capturable"):  # they need step counts beside the parameters
+    if config.optimizer in (
+        "fused",
+        "capturable",
+    ):  # they need step counts beside the parameters
         for parameter, state in optimizer.state.items():
             if isinstance(count := state.get("step"), torch.Tensor):
                 state["step"] = count.to(parameter.device, torch.float32)
@@ -348,7 +386,9 @@ class _Step:
         self.compiled: Compiled | None = None
 
     def function(self) -> Callable[..., Any]:
-        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        def step(
+            _: torch.optim.Optimizer, closure: Callable[[], Any] | None = None
+        ) -> Any:
             if closure is None:
                 return (self.compiled or self.uncompiled)()
             if self.compiled is None:

@@ -58,7 +58,10 @@ def _pickled(parts: dict[str, Any]) -> bytes:
     """As ``torch.save`` writes it; an error names the part that cannot be pickled."""
     import cloudpickle
 
-    for name, part in (*parts.items(), ("", parts)):  # each alone first, to name the one that fails
+    for name, part in (
+        *parts.items(),
+        ("", parts),
+    ):  # each alone first, to name the one that fails
         buffer = io.BytesIO()
         try:
             torch.save(part, buffer, pickle_module=cloudpickle)
@@ -75,12 +78,16 @@ def _pickled(parts: dict[str, Any]) -> bytes:
 def load(file: str) -> dict[str, Callable[..., Any]]:
     """What a target's file defines, from the data beside a file that :func:`carry` wrote."""
 
-    def read(part: str) -> dict[str, Any]:  # from the file each time: a trial keeps no copy
+    def read(
+        part: str,
+    ) -> dict[str, Any]:  # from the file each time: a trial keeps no copy
         path = Path(file).with_suffix(f".{part}.pt")
         return dict(torch.load(path, map_location="cpu", weights_only=False))
 
     def get_model() -> Any:
-        model = read("model")["model"]  # a new one for each call: a trial builds several
+        model = read("model")[
+            "model"
+        ]  # a new one for each call: a trial builds several
         return model if isinstance(model, torch.nn.Module) else model()
 
     others = read("others")

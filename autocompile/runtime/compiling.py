@@ -41,14 +41,18 @@ def register_backend_of(name: str) -> None:
 
 
 def compile_function(
-    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None = None
+    function: Callable[..., Any],
+    config: CompileConfig,
+    model: torch.nn.Module | None = None,
 ) -> Callable[..., Any]:
     """Compile a function; ``model``, which it calls, is needed for regions and frozen weights."""
     if config.is_eager:
         return function
     register_backend_of(config.backend)
     kwargs = config.compile_kwargs()
-    if config.recompile_limit and "recompile_limit" not in _ARGUMENTS:  # torch 2.11 has none
+    if (
+        config.recompile_limit and "recompile_limit" not in _ARGUMENTS
+    ):  # torch 2.11 has none
         limit = max(kwargs.pop("recompile_limit"), torch._dynamo.config.recompile_limit)
         torch._dynamo.config.recompile_limit = limit
     elif config.isolates_recompiles and "isolate_recompiles" in _ARGUMENTS:
@@ -64,7 +68,9 @@ def compile_function(
         return frozen(function, kwargs)
     blocks = repeated_blocks(model)
     if not blocks:
-        raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
+        raise UsageError(
+            f"{type(model).__name__} repeats no block, so it has no regions"
+        )
     compile_blocks(blocks, kwargs)
     return function
 
@@ -106,7 +112,9 @@ def compile_blocks(blocks: list[torch.nn.Module], kwargs: Mapping[str, Any]) -> 
     ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips their
     functions unless another function calls them.
     """
-    codes: dict[Any, CodeType] = {}  # blocks of one structure share it, and so their graphs
+    codes: dict[
+        Any, CodeType
+    ] = {}  # blocks of one structure share it, and so their graphs
     for block in blocks:
         call: Any = block._call_impl
         if str(type(block).forward.__module__).startswith("torch.nn."):
@@ -133,9 +141,13 @@ def _outermost(
 
 def _is_block(module: torch.nn.Module) -> bool:
     """Whether it is worth compiling: it has submodules and weights."""
-    if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):  # scripts are already compiled
+    if isinstance(
+        module, (*_CONTAINERS, torch.jit.ScriptModule)
+    ):  # scripts are already compiled
         return False
-    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+    return any(True for _ in module.children()) and any(
+        True for _ in module.parameters()
+    )
 
 
 def _signature(module: torch.nn.Module) -> Any:

@@ -33,7 +33,9 @@ from autocompile.runtime.graphs import (
 )
 
 
-def frozen(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def frozen(
+    function: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
     """A function compiled with the current weights as constants. Thread-safe.
 
     All weights that it reads are frozen, wherever they are, and again after they changed. Input
@@ -88,7 +90,9 @@ def _freeze(
     compiler = wrapper(mode, options, dynamic)
 
     def freeze(args: Sequence[Any]) -> _Artifact:
-        return _Artifact(lambda constant: compiler(constant, examples), graph, args, weights)
+        return _Artifact(
+            lambda constant: compiler(constant, examples), graph, args, weights
+        )
 
     current: _Artifact | None = freeze(args)
     is_tried = False
@@ -101,7 +105,9 @@ def _freeze(
             artifact = None
             with compile_lock:
                 if current is None or current.weights.are_stale(given):
-                    current = None  # frees its copy of the weights before another is made
+                    current = (
+                        None  # frees its copy of the weights before another is made
+                    )
                     current = freeze(given)
                 artifact = current
         before = [given[i]._version for i in buffers] if not is_tried else []
@@ -109,7 +115,9 @@ def _freeze(
         if not is_tried:
             is_tried = True
             if before != [given[i]._version for i in buffers]:
-                raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
+                raise RuntimeError(
+                    "the model writes to its own buffers, so they cannot be frozen"
+                )
         return result
 
     return call
@@ -126,7 +134,9 @@ class _Artifact:
         weights: Collection[int],
     ) -> None:
         self.weights = FrozenWeights(args, weights)
-        with compile_lock:  # one thread at a time: what is loaded meanwhile is of this artifact
+        with (
+            compile_lock
+        ):  # one thread at a time: what is loaded meanwhile is of this artifact
             modules = _code_cache().modules
             # They stay alive, so that no id is used again; other threads may unload meanwhile.
             before = {id(module): module for module in list(modules)}
@@ -167,7 +177,9 @@ def _forget(modules: list[ModuleType]) -> None:
     for module in modules:
         if module in cache.modules:
             cache.modules.remove(module)
-        for path in [p for p, kept in list(cache.modules_no_attr.items()) if kept is module]:
+        for path in [
+            p for p, kept in list(cache.modules_no_attr.items()) if kept is module
+        ]:
             del cache.modules_no_attr[path]
         sys.modules.pop(vars(module).get("__name__", ""), None)
         vars(module).clear()

@@ -15,7 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def is_weight(value: Any) -> bool:
     """Whether it is a parameter or buffer that counts versions (not made in inference mode)."""
-    is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+    is_static = isinstance(value, torch.nn.Parameter) or hasattr(
+        value, "_dynamo_static_input_type"
+    )
     return is_static and not value.is_inference()
 
 
@@ -54,7 +56,11 @@ def _count_writes(optimizer: torch.optim.Optimizer) -> None:
     # Tracing it would drop the side effect.
     for group in optimizer.param_groups:
         if group.get("fused"):
-            written = [p for p in group["params"] if p.grad is not None and not p.is_inference()]
+            written = [
+                p
+                for p in group["params"]
+                if p.grad is not None and not p.is_inference()
+            ]
             torch.autograd.graph.increment_version(written)
 
 
@@ -93,7 +99,9 @@ def attributes_lifted(
     return torch.fx.GraphModule(graph, copied), list(tensors.values())
 
 
-def compiled(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def compiled(
+    function: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
     """``torch.compile`` with arguments that are used again: it removes entries from the options."""
     copied: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
     made: Callable[..., Any] = torch.compile(function, **copied)
@@ -111,5 +119,9 @@ def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]
         return function(*args, **kwargs)
 
     return FunctionType(
-        wrapper.__code__.replace(co_name=name), globals(), name, None, wrapper.__closure__
+        wrapper.__code__.replace(co_name=name),
+        globals(),
+        name,
+        None,
+        wrapper.__closure__,
     )

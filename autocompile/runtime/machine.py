@@ -23,7 +23,11 @@ def _cpu_name() -> str:
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions and machine, as in ``report.json`` under ``environment``."""
     on_cuda = device.type == "cuda"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -44,9 +48,17 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {"device_memory_bytes": properties.total_memory}
     query = "--query-gpu=driver_version,enforced.power.limit"
     # By UUID: its indices may differ from torch's.
-    command = ["nvidia-smi", "-i", f"GPU-{properties.uuid}", query, "--format=csv,noheader,nounits"]
+    command = [
+        "nvidia-smi",
+        "-i",
+        f"GPU-{properties.uuid}",
+        query,
+        "--format=csv,noheader,nounits",
+    ]
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        )
         facts["driver"], watts = answer.stdout.strip().split(", ")
         facts["power_limit_w"] = float(watts)
     return facts

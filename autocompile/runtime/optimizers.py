@@ -27,7 +27,9 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
         if why_not := _why_not_fused(optimizer):
             raise UsageError(why_not)
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    others = {"foreach": False} if name == "fused" else {"fused": False}  # torch refuses both
+    others = (
+        {"foreach": False} if name == "fused" else {"fused": False}
+    )  # torch refuses both
     for group in optimizer.param_groups:
         if name == "tensor_lr":
             device = group["params"][0].device if group["params"] else None
@@ -37,7 +39,9 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
             group.update({flag: on for flag, on in flags.items() if flag in group})
 
 
-def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+def leave_out_implementation(
+    state: dict[str, Any], optimizer: torch.optim.Optimizer
+) -> None:
     """Restore, in an optimizer's state dict, the implementation that it was constructed with."""
     defaults = optimizer.defaults
     for group in state["param_groups"]:
@@ -54,7 +58,9 @@ def implementations(optimizer: torch.optim.Optimizer) -> list[str]:
     """
     groups = optimizer.param_groups
     on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
-    unavailable = {"default", "compiled"} | ({"foreach", "capturable"} if on_cpu else set())
+    unavailable = {"default", "compiled"} | (
+        {"foreach", "capturable"} if on_cpu else set()
+    )
     if _why_not_fused(optimizer):
         unavailable.add("fused")
     return [
@@ -86,6 +92,11 @@ def _why_not_fused(optimizer: torch.optim.Optimizer) -> str:
         if group.get("differentiable"):
             return "a differentiable optimizer cannot be fused"
         for p in group["params"]:
-            if not p.is_floating_point() or p.device.type not in ("cpu", "cuda", "xpu", "mps"):
+            if not p.is_floating_point() or p.device.type not in (
+                "cpu",
+                "cuda",
+                "xpu",
+                "mps",
+            ):
                 return f"parameters on {p.device} of {p.dtype} have no fused step"
     return ""

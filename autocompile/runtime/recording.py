@@ -35,7 +35,9 @@ class Recorder:
     """The calls of one module."""
 
     model: str
-    distinct: dict[str, int] = field(default_factory=dict)  # a call as JSON, and its number
+    distinct: dict[str, int] = field(
+        default_factory=dict
+    )  # a call as JSON, and its number
     order: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -55,11 +57,15 @@ class Recorder:
                 f"no call of {self.model} was seen, so there is nothing to write to {path}",
                 hint="call the model itself, as in model(x), inside the context",
             )
-        calls = RecordedCalls(self.model, tuple(map(json.loads, self.distinct)), tuple(self.order))
+        calls = RecordedCalls(
+            self.model, tuple(map(json.loads, self.distinct)), tuple(self.order)
+        )
         try:
             calls.write(path)
         except OSError as error:
-            raise UsageError(f"cannot write the calls to {path}: {error.strerror}") from error
+            raise UsageError(
+                f"cannot write the calls to {path}: {error.strerror}"
+            ) from error
 
 
 @contextlib.contextmanager
@@ -80,7 +86,9 @@ def record(model: torch.nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
         yield
     finally:
         hook.remove()
-        if recorder.order or sys.exc_info()[0] is None:  # an error of the user's own goes first
+        if (
+            recorder.order or sys.exc_info()[0] is None
+        ):  # an error of the user's own goes first
             recorder.write(Path(path))
 
 
@@ -96,7 +104,11 @@ def _shape_of(value: Any) -> Any:
         if is_whole and value.numel():
             low, high = (int(x) for x in value.aminmax())
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": plain(TensorShape((*value.shape,), dtype, value.device.type, low, high))}
+        return {
+            "tensor": plain(
+                TensorShape((*value.shape,), dtype, value.device.type, low, high)
+            )
+        }
     if type(value) is list:
         return [_shape_of(each) for each in value]
     if type(value) is tuple:
@@ -130,7 +142,9 @@ def _record_program(path: Path, argv: list[str]) -> None:
 
     def finish() -> None:
         if not recorders:
-            print(f"error: no call of an nn.Module was seen in {argv[0]}", file=sys.stderr)
+            print(
+                f"error: no call of an nn.Module was seen in {argv[0]}", file=sys.stderr
+            )
             os._exit(2)
         ordered = sorted(recorders.values(), key=lambda r: -r.seconds)
         ordered[0].write(path)

@@ -29,11 +29,16 @@ def parameters_of(function: Function) -> tuple[str, ...]:
         every = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # no signature
         return ()
-    return tuple(p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return tuple(
+        p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    )
 
 
 def as_inputs(
-    argument: str | int | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+    argument: str | int | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str],
 ) -> Any:
     """A call's arguments as a dict, a tuple or a single value: as ``argument`` names them.
 
@@ -41,7 +46,9 @@ def as_inputs(
     these do not say which is which.
     """
     if len(args) == 1 and not kwargs and isinstance(args[0], (dict, tuple, list)):
-        return args[0]  # of a function that takes the inputs as a whole, such as a training step
+        return args[
+            0
+        ]  # of a function that takes the inputs as a whole, such as a training step
     if isinstance(argument, str):
         by_position = dict(zip(names, args, strict=False))
         return {**by_position, **kwargs} if len(by_position) == len(args) else None
@@ -54,13 +61,19 @@ def as_inputs(
     return values
 
 
-def tensor_of(inputs: Any, argument: str | int | None, axis: int) -> torch.Tensor | None:
+def tensor_of(
+    inputs: Any, argument: str | int | None, axis: int
+) -> torch.Tensor | None:
     """The tensor of an argument if it has this axis."""
     value = inputs
     if isinstance(inputs, dict):
         value = inputs.get(argument)
     elif isinstance(inputs, (tuple, list)):
-        value = inputs[argument] if type(argument) is int and argument < len(inputs) else None
+        value = (
+            inputs[argument]
+            if type(argument) is int and argument < len(inputs)
+            else None
+        )
     return value if isinstance(value, torch.Tensor) and axis < value.dim() else None
 
 
@@ -85,13 +98,17 @@ def with_marks(
             inputs = [*args, *map(kwargs.get, names[len(args) :])]
             places = [argument or 0 for argument in places]
         axes = [axis for _, axis, *_ in marks]
-        tensors = [tensor_of(inputs, *place) for place in zip(places, axes, strict=True)]
+        tensors = [
+            tensor_of(inputs, *place) for place in zip(places, axes, strict=True)
+        ]
         shapes = tuple(None if x is None else x.shape for x in tensors)
         if shapes in seen:
             return function(*args, **kwargs)
         before = [(x, {*vars(x)}) for x in tensors if x is not None]
         for x, (_, axis, low, high) in zip(tensors, marks, strict=True):
-            if x is not None and low <= x.shape[axis] <= high:  # else it is an error to Dynamo
+            if (
+                x is not None and low <= x.shape[axis] <= high
+            ):  # else it is an error to Dynamo
                 torch._dynamo.mark_dynamic(x, axis, min=low, max=high)
         added = [(x, {*vars(x)} - kept) for x, kept in before]
         try:

@@ -30,7 +30,12 @@ from autocompile.store.files import make_folder, write_bytes
 
 _ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
 _LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")  # built, below Inductor's cache folder
-_MADE_FOR = ("torch", "python", "device_name", "cpu_capability")  # torch's own keys hold the rest
+_MADE_FOR = (
+    "torch",
+    "python",
+    "device_name",
+    "cpu_capability",
+)  # torch's own keys hold the rest
 
 
 def save(path: Path, device: torch.device) -> int:
@@ -53,7 +58,9 @@ def load(settings: Tuned, device: torch.device) -> None:
     Warns if the file is missing, changed, or made for another torch or machine.
     """
     if settings.cache and settings.folder:
-        path = os.path.join(settings.folder, os.path.basename(settings.cache.get("file", "")))
+        path = os.path.join(
+            settings.folder, os.path.basename(settings.cache.get("file", ""))
+        )
         _load_once(path, settings.cache.get("sha256", ""), device)
 
 
@@ -75,7 +82,9 @@ def _load(path: str, sha256: str, device: torch.device) -> None:
         raise ValueError("it is not the file that the settings were written with")
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         there, here = json.loads(file.read(_FINGERPRINT)), _fingerprint(device)
-        if differences := [f"{k} {there[k]}, here {here[k]}" for k in here if there[k] != here[k]]:
+        if differences := [
+            f"{k} {there[k]}, here {here[k]}" for k in here if there[k] != here[k]
+        ]:
             raise ValueError(f"it was made elsewhere ({'; '.join(differences)})")
         for name in file.namelist():
             if _LIBRARY.fullmatch(place := name.removeprefix(_LIBRARIES)):
@@ -104,4 +113,6 @@ def _fingerprint(device: torch.device) -> dict[str, str]:
 
 
 def _cache_folder() -> Path:
-    return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+    return Path(
+        importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir()
+    )

@@ -22,13 +22,21 @@ from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.phases import phase_of
 
 # Prior standard deviations of effects on the log speed-up.
-_FIELDS = {"threads": 0.05, "dynamic": 0.05, "scope": 0.1, "inductor triton.cudagraphs": 0.15}
+_FIELDS = {
+    "threads": 0.05,
+    "dynamic": 0.05,
+    "scope": 0.1,
+    "inductor triton.cudagraphs": 0.15,
+}
 _FIELDS |= {"inductor max_autotune": 0.1, "inductor mode": 0.1}
 _FIELDS |= {"optimizer": 0.3, "autocast": 0.5, "precision": 0.5}
 _FIELD, _OPTION = 0.15, 0.08  # other fields, other options
 _HERE = 0.5  # of the part at one batch size, relative to the shared part
 _PLAIN_LOG = 0.02  # penalty for each further field, so that combinations come later
-_WHOLE, _WHOLE_HERE = 0.05, 0.04  # of a setting as a whole: shared part, part at a batch size
+_WHOLE, _WHOLE_HERE = (
+    0.05,
+    0.04,
+)  # of a setting as a whole: shared part, part at a batch size
 _WORST = -0.7  # log speed-up below which a result counts as noisier
 _SECONDS = 3.0  # that a field adds to a trial if it is in no table
 
@@ -37,8 +45,12 @@ _SECONDS = 3.0  # that a field adds to a trial if it is in no table
 class Prior:
     """Prior from recorded tables for a kind of phase and device."""
 
-    effects: Mapping[str, float] = field(default_factory=dict)  # mean log speed-up by field
-    seconds: Mapping[str, float] = field(default_factory=dict)  # that a field adds to a trial
+    effects: Mapping[str, float] = field(
+        default_factory=dict
+    )  # mean log speed-up by field
+    seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # that a field adds to a trial
     base_s: float = 2.0  # of a trial that compiles nothing
 
     def mean(self, config: CompileConfig) -> float:
@@ -47,19 +59,27 @@ class Prior:
         return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
-        return self.base_s + sum(self.seconds.get(n, _SECONDS) for n in costs_of(config))
+        return self.base_s + sum(
+            self.seconds.get(n, _SECONDS) for n in costs_of(config)
+        )
 
 
 def costs_of(config: CompileConfig) -> list[str]:
     """The fields that take seconds: a whole step also compiles an optimizer that is not fused."""
     of_optimizer = "optimizer=compiled compiled"
-    is_within = config.scope == "step" and config.optimizer != "fused" and not config.is_eager
-    return list(dict.fromkeys([*config.features, *([of_optimizer] if is_within else [])]))
+    is_within = (
+        config.scope == "step" and config.optimizer != "fused" and not config.is_eager
+    )
+    return list(
+        dict.fromkeys([*config.features, *([of_optimizer] if is_within else [])])
+    )
 
 
 def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
     """The prior of the nearest recorded kind of device, phase and layers."""
-    table = json.loads(Path(__file__).with_name("prior.json").read_text("utf-8"))["priors"]
+    table = json.loads(Path(__file__).with_name("prior.json").read_text("utf-8"))[
+        "priors"
+    ]
     phase = phase_of(phase).prior or phase
     layers = "conv" if has_convolutions else "other"
     for key in (f"{device}/{phase}/{layers}", f"{device}/{phase}"):
@@ -71,7 +91,9 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 class Effects:
     """The model of all settings of a study, with a prior for each phase."""
 
-    def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
+    def __init__(
+        self, settings: Sequence[Setting], priors: Mapping[str, Prior]
+    ) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self._prior = np.array([priors[s.phase].mean(s.config) for s in settings])
@@ -82,7 +104,9 @@ class Effects:
         rows = [[name in s.config.features for name in names] for s in settings]
         has = np.array(rows, dtype=bool).reshape(len(settings), len(names))
         kinds = [name.split("=")[0] for name in names]
-        deviations = [_FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds]
+        deviations = [
+            _FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds
+        ]
         self._deviations = has * np.array(deviations)
         # The speed-up of plain eager is known to be 1.
         self._unknown = has.any(axis=1).astype(float)
@@ -100,7 +124,9 @@ class Effects:
         surprise = np.maximum(values[known], _WORST) - self._prior[known]
         with self._blas.limit(limits=1, user_api="blas"):
             covariance = self._covariance(known)
-            weights = np.linalg.solve(covariance[:, known] + np.diag(noise**2), covariance)
+            weights = np.linalg.solve(
+                covariance[:, known] + np.diag(noise**2), covariance
+            )
             mean = self._prior + surprise @ weights
         variance = self._variance - (covariance * weights).sum(axis=0)
         return mean, np.sqrt(np.maximum(variance, 1e-8))

@@ -30,7 +30,8 @@ class Budget:
     def __init__(
         self,
         total_s: float | None,  # of the whole run; None: unlimited
-        trials: int | None = None,  # most that start a process for the search; None: unlimited
+        trials: int
+        | None = None,  # most that start a process for the search; None: unlimited
         began: float | None = None,  # by ``clock``
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,7 +73,10 @@ class Jobs:
     """
 
     def __init__(
-        self, executor: Executor, progress: Progress, is_over: Callable[[], bool] = lambda: False
+        self,
+        executor: Executor,
+        progress: Progress,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._executor, self._progress, self._is_over = executor, progress, is_over
         self._running: set[int] = set()

@@ -39,7 +39,9 @@ def demand_sense(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if known := _ONE_OF.get(name):
             if value not in known:
-                raise UsageError(f"unknown {name} {value!r} (choose from: {', '.join(known)})")
+                raise UsageError(
+                    f"unknown {name} {value!r} (choose from: {', '.join(known)})"
+                )
         elif value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise UsageError(f"{name} is {value!r}, and takes a number above 0")
 
@@ -61,7 +63,9 @@ def resolved(
     if folder.run_json.exists():
         with locked(folder):  # raises another error if the run is active
             pass
-        raise RunError(f"{folder.path} already holds a run", hint="the same command with --resume")
+        raise RunError(
+            f"{folder.path} already holds a run", hint="the same command with --resume"
+        )
     if folder.holds_something_else():
         raise RunError(
             f"the folder {folder.path} is not empty and holds no run",
@@ -141,19 +145,29 @@ def probe(
     raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
 
 
-def _target_error(place: str, ending: Ending, result: ProbeResult, log: str) -> TargetError:
+def _target_error(
+    place: str, ending: Ending, result: ProbeResult, log: str
+) -> TargetError:
     """Why there is nothing to tune, in one paragraph."""
     where = [result.where] if result.where else []
     if ending.outcome is Outcome.IMPORT_ERROR:
         return TargetError(f"{place} cannot be imported: {ending.message}", *where)
     if ending.outcome is not Outcome.RUNTIME_ERROR:
         what = f"{place} ended with {ending.outcome.value} before anything was compiled"
-        return TargetError(what, ending.message, *where, log, hint=_MORE.get(ending.outcome))
+        return TargetError(
+            what, ending.message, *where, log, hint=_MORE.get(ending.outcome)
+        )
     if result.during:
-        return TargetError(f"{result.during} of {place} raised {ending.message}", *where)
+        return TargetError(
+            f"{result.during} of {place} raised {ending.message}", *where
+        )
     if ending.step is Step.BUILD:
-        return TargetError(f"the model of {place} cannot be built: {ending.message}", *where)
-    what = "the eager model fails before anything is compiled, so there is nothing to tune"
+        return TargetError(
+            f"the model of {place} cannot be built: {ending.message}", *where
+        )
+    what = (
+        "the eager model fails before anything is compiled, so there is nothing to tune"
+    )
     return TargetError(what, ending.message, *where, log)
 
 
@@ -172,7 +186,8 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
         "plan": plan.to_dict(),
         "environment": {"autocompile": __version__, **found.environment},
         "environments": {
-            name: {"python_path": path, **every[name].environment} for name, path in plan.pythons
+            name: {"python_path": path, **every[name].environment}
+            for name, path in plan.pythons
         },
         "target": found.target,
         "sources": _digests(plan.target),
@@ -182,7 +197,9 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
     }
 
 
-def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found) -> None:
+def _demand_unchanged(
+    folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found
+) -> None:
     anew = "the same command without --resume"
     now = every["default"].environment
     both = {"": (run["environment"], now)}
@@ -190,7 +207,9 @@ def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], eve
         if name in every:
             both[f" in the environment {name}"] = seen, every[name].environment
     names = {*FINGERPRINT, "python", "driver"}
-    if not str(now["device"]).startswith("cpu"):  # the nodes of a cluster may have other cores
+    if not str(now["device"]).startswith(
+        "cpu"
+    ):  # the nodes of a cluster may have other cores
         names.remove("threads")
     for where, (before, here) in both.items():
         for what, (old, new) in unlike(before, here, sorted(names)).items():
@@ -198,8 +217,12 @@ def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], eve
             what = f"{folder.path} was made with another {what}{where}"
             raise RunError(what, both_values, hint=anew)
     earlier, files = run.get("sources", {}), _digests(plan.target)
-    changed = [path for path, digest in earlier.items() if files and files.get(path) != digest]
-    if not changed and run["target"].get("sha256") != every["default"].target.get("sha256"):
+    changed = [
+        path for path, digest in earlier.items() if files and files.get(path) != digest
+    ]
+    if not changed and run["target"].get("sha256") != every["default"].target.get(
+        "sha256"
+    ):
         changed = [plan.target]  # a file that is not here
     if changed:
         raise RunError(
@@ -215,4 +238,7 @@ def _digests(target: str) -> dict[str, str]:
         return {}
     files = {found.place / path: data for path, data in found.files.items()}
     home = found.file.parent
-    return {os.path.relpath(p, home): hashlib.sha256(d).hexdigest() for p, d in files.items()}
+    return {
+        os.path.relpath(p, home): hashlib.sha256(d).hexdigest()
+        for p, d in files.items()
+    }

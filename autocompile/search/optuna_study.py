@@ -24,7 +24,13 @@ from autocompile.search.sampler import ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
-_TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
+_TROUBLE = (
+    optuna.exceptions.OptunaError,
+    SQLAlchemyError,
+    OSError,
+    ImportError,
+    ValueError,
+)
 # Of PostgreSQL's client: seconds to connect, and ms after which a server that is gone is given up.
 _PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
 _LOCK_PATIENCE_S = 1.0  # Optuna tries five times
@@ -37,7 +43,9 @@ class OptunaStudy:
     sampler: ListedSampler
     name: str
     folder: RunFolder
-    storage: str | None  # URL of the user's database; None: ``study.db`` in the run's folder
+    storage: (
+        str | None
+    )  # URL of the user's database; None: ``study.db`` in the run's folder
     warn: Callable[[str], None]  # called when the database cannot be written
 
     def __post_init__(self) -> None:
@@ -92,7 +100,11 @@ class OptunaStudy:
 
     def _without_disk(self, error: Exception) -> None:
         self._disk = None
-        place = without_password(self.storage) if self.storage else self.folder.study_db.name
+        place = (
+            without_password(self.storage)
+            if self.storage
+            else self.folder.study_db.name
+        )
         self.warn(
             f"{place} cannot be written ({_first_line(error)}); the trials are safe in the run's "
             "folder, and --resume adds the missing rows"
@@ -108,7 +120,9 @@ class OptunaStudy:
             place = sql.URL.create("sqlite", database=str(path.resolve()), query=query)
             url = place.render_as_string()
         study = self._study(_storage_at(url))
-        known = {row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)}
+        known = {
+            row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)
+        }
         study.add_trials(row for row in rows if row.user_attrs["number"] not in known)
         return study
 
@@ -189,7 +203,9 @@ def _storage_at(url: str) -> optuna.storages.RDBStorage:
 
 def _unusable(url: str, error: Exception) -> RunError:
     """What to say of a database that cannot be used; not what SQLAlchemy says of a wrong URL."""
-    not_read = "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
+    not_read = (
+        "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
+    )
     is_wrong = isinstance(error, (ArgumentError, ValueError)) or url.count("@") > 1
     return RunError(
         f"the study database {without_password(url)} cannot be used",

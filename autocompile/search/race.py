@@ -27,7 +27,9 @@ from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
-_WARM = 0.25  # of a cold compile by Inductor: 4 to 25 % in nearly all races of studies/gpu
+_WARM = (
+    0.25  # of a cold compile by Inductor: 4 to 25 % in nearly all races of studies/gpu
+)
 _SLACK = 0.1  # share of the budget by which a set may overrun it
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
@@ -53,7 +55,9 @@ class Race:
     limits: Limits
     own_sizes: Mapping[str, int | None]
     _alone: set[int] = field(default_factory=set)  # failed beside others: run with none
-    _given_up: set[Cell] = field(default_factory=set)  # its race failed outside any setting
+    _given_up: set[Cell] = field(
+        default_factory=set
+    )  # its race failed outside any setting
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
 
     def run(self) -> None:
@@ -77,7 +81,9 @@ class Race:
                     self._took_s[current.cell] = spent_s / (1 + current.size)
                     sets.remove(current)
 
-    def _next(self, raced: Collection[Cell] = ()) -> tuple[Cell, list[Candidate]] | None:
+    def _next(
+        self, raced: Collection[Cell] = ()
+    ) -> tuple[Cell, list[Candidate]] | None:
         """The phase and batch size that is raced next, and who runs; None if nothing is open.
 
         Each gets three sets first; then more go to those whose sets were left out since the host
@@ -92,10 +98,17 @@ class Race:
             if cell in raced:
                 continue
             runners = finalists(decision)
-            needy = [c for c in runners if self._tries(c) < SETS[1] and needs_set(c, decision)]
+            needy = [
+                c
+                for c in runners
+                if self._tries(c) < SETS[1] and needs_set(c, decision)
+            ]
             for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
                 some = runners[:most]
-                if any(c in needy for c in some) and self._set_s(cell, some) <= self._left_s():
+                if (
+                    any(c in needy for c in some)
+                    and self._set_s(cell, some) <= self._left_s()
+                ):
                     return cell, some
         return None
 
@@ -145,14 +158,18 @@ class Race:
             mine = (r for r in self.study.records if r.phase == phase)
             decisions = decide_all(mine, self.limits)
             order = sorted(decisions, key=lambda size: (size != first, -(size or 0)))
-            ranked += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
+            ranked += [
+                (n, (phase, size), decisions[size]) for n, size in enumerate(order)
+            ]
         ranked.sort(key=lambda each: each[0])
         return [(cell, made) for _, cell, made in ranked if cell not in self._given_up]
 
     def _tries(self, c: Candidate) -> int:
         """In how many sets it was, those left out included."""
         numbers, records = {c.record.number, *c.same_code}, self.study.records
-        return len({r.race for r in records if r.repeats in numbers and r.race is not None})
+        return len(
+            {r.race for r in records if r.repeats in numbers and r.race is not None}
+        )
 
     def _left_s(self, slack: float = _SLACK) -> float:
         """How long a set may take that begins now."""
@@ -167,7 +184,9 @@ class Race:
         steps = ("import", "build", "eager")
         start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
         compile_s = sum(
-            (_WARM if c.record.config.backend == "inductor" else 1.0)  # others keep no cache
+            (
+                _WARM if c.record.config.backend == "inductor" else 1.0
+            )  # others keep no cache
             * c.record.step_s.get("compile", 0.0)
             for c in runners
         )
@@ -181,17 +200,23 @@ class Race:
     def _begin(self, cell: Cell, runners: Sequence[Candidate]) -> _Set:
         """A set: a process for those that can share one, and one for each of the others."""
         study = self.study
-        earlier = [r.race or 0 for r in study.records if (r.phase, r.batch_size) == cell]
+        earlier = [
+            r.race or 0 for r in study.records if (r.phase, r.batch_size) == cell
+        ]
         number = 1 + max(earlier, default=0)
         groups = self._groups(runners)
         study.progress.racing(*cell, len(runners), number)
-        return _Set(cell, number, len(runners), study.budget.spent_s, groups, len(groups) > 1)
+        return _Set(
+            cell, number, len(runners), study.budget.spent_s, groups, len(groups) > 1
+        )
 
     def _start_groups(self, jobs: Jobs, current: _Set) -> None:
         """Start what there is room for; after Ctrl-C nothing more."""
         while current.waiting and jobs.has_room and not (self._alone and jobs.size):
             group = current.waiting.pop(0)
-            job = self._start(jobs, current.cell, group, takes_turns=current.takes_turns)
+            job = self._start(
+                jobs, current.cell, group, takes_turns=current.takes_turns
+            )
             current.running[job] = group
 
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -250,14 +275,18 @@ class Race:
         cache, has_cache = str(factory.cache_of(number)), factory.has_cache(number)
         return Side(number, c.record.config, cache, has_cache, exported)
 
-    def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
+    def _records(
+        self, job: int, group: Sequence[Candidate], ending: Ending
+    ) -> list[Record]:
         self.study.job_factory.drop_cache(job)
         return side_records([c.record for c in group], ending, self._at_work(job))
 
     def _at_work(self, job: int) -> int:
         """The trial whose setting was at work when the process ended; -1 for none."""
         with contextlib.suppress(OSError, ValueError):
-            return int((self.study.job_factory.folder.trial(job) / AT_WORK).read_text("utf-8"))
+            return int(
+                (self.study.job_factory.folder.trial(job) / AT_WORK).read_text("utf-8")
+            )
         return -1
 
     def _save(self, job: int, current: _Set, ending: Ending) -> None:

@@ -16,11 +16,14 @@ from autocompile.store.record import Outcome, Record, Step
 Known = Mapping[Setting, Record]
 
 # Measured in studies/dimensions: 4 to 17 µs.
-_FULLGRAPH = (
-    "not timed: the code is the same, and torch's checks take a few microseconds more per call"
-)
+_FULLGRAPH = "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 # Failures that may be of one process, or hide what the graph does.
-_OF_ITS_PROCESS = (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.INTERRUPTED)
+_OF_ITS_PROCESS = (
+    Outcome.INFRASTRUCTURE,
+    Outcome.TIMEOUT,
+    Outcome.CRASHED,
+    Outcome.INTERRUPTED,
+)
 _PLACE = ("number", "phase", "config", "batch_size")
 _NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
@@ -29,7 +32,11 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     """What a job has sent, or ``infrastructure`` if it makes no sense, and the parent has seen."""
     place = number, setting.phase, setting.config, setting.batch_size
     of_parent: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
-    of_parent |= {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
+    of_parent |= {
+        "outcome": ending.outcome,
+        "step": ending.step,
+        "message": ending.message,
+    }
     of_parent |= {"role": "search", "repeats": None, "race": None, "duplicate_of": None}
     spans = (*(ending.first.spans if ending.first else ()), *ending.spans)
     rounded = [(s, round(a, 3), round(b, 3)) for s, a, b in spans if b - a >= 0.001]
@@ -41,7 +48,9 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         json.dumps([record.detail, record.explained], allow_nan=False)
     except _NO_RECORD as error:
         what = f"its result makes no sense: {error}"
-        return Record(*place, outcome=Outcome.INFRASTRUCTURE, step=ending.step, message=what)
+        return Record(
+            *place, outcome=Outcome.INFRASTRUCTURE, step=ending.step, message=what
+        )
     if ending.stack:
         record.detail["stack"] = ending.stack
     if first := ending.first:
@@ -49,7 +58,9 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         record.notes.append(
             f"second try, alone and in a fresh interpreter; the first ended with {ended}"
         )
-    if record.compile_s is not None:  # without the pauses for other trials' measurements
+    if (
+        record.compile_s is not None
+    ):  # without the pauses for other trials' measurements
         begin, end = record.compile_window or (0.0, 0.0)
         paused_s = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
         record.compile_s = max(0.0, record.compile_s - paused_s)
@@ -57,7 +68,9 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     return record
 
 
-def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:
+def side_records(
+    trials: Sequence[Record], ending: Ending, at_work: int
+) -> list[Record]:
     """A record for each side of a race of these trials; numbers are still to be given.
 
     ``at_work``: the trial whose turn it was when the process ended; another number for none.
@@ -99,7 +112,9 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         record.outcome, record.step = Outcome.GRAPH_BREAK, Step.COMPILE
         return record
     skipped = twin.recompiles or twin.detail.get("skipped_frames")
-    if twin.ok and (skipped or twin.graphs not in (None, 1)):  # else compiled once, as one graph
+    if twin.ok and (
+        skipped or twin.graphs not in (None, 1)
+    ):  # else compiled once, as one graph
         return None
     return dataclasses.replace(
         twin,

@@ -31,7 +31,9 @@ _OTHERS = 0.5  # weight of a gain at another batch size than the user's own
 _LOOK = 0.05  # bonus for what stands for a backend or a family of modes that was not tried yet
 _ENOUGH = 0.002  # expected log gain below which the search ends
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
-_WORTH = 0.01  # expected log gain of an untried setting above which the answer stays open
+_WORTH = (
+    0.01  # expected log gain of an untried setting above which the answer stays open
+)
 _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
@@ -65,16 +67,22 @@ class ListedSampler(BaseSampler):
     """
 
     def __init__(
-        self, settings: Sequence[Setting], own_sizes: Mapping[str, int | None] | None = None
+        self,
+        settings: Sequence[Setting],
+        own_sizes: Mapping[str, int | None] | None = None,
     ) -> None:
         self.settings = tuple(settings)
-        self.limit_s = math.inf  # of a trial; what is expected to take longer is not begun
+        self.limit_s = (
+            math.inf
+        )  # of a trial; what is expected to take longer is not begun
         self.baseline_alone = True  # whether nothing may run beside a baseline
         sizes = own_sizes or {}
         self._is_own = np.array(
             [s.batch_size == sizes.get(s.phase, s.batch_size) for s in settings]
         )
-        self._is_baseline = self._is_own & [s.config == DEFAULT_INDUCTOR for s in settings]
+        self._is_baseline = self._is_own & [
+            s.config == DEFAULT_INDUCTOR for s in settings
+        ]
         # Plain torch.compile() of each phase.
         self.baselines = {self.settings[i] for i in np.flatnonzero(self._is_baseline)}
         # Without parameters that have only one value.
@@ -98,14 +106,20 @@ class ListedSampler(BaseSampler):
     def results(self, study: optuna.Study) -> Results:
         """What the study says of listed settings; of two trials of a setting the newer counts."""
         count = len(self.settings)
-        state, values, seconds = np.zeros(count, int), np.full(count, np.nan), np.zeros(count)
+        state, values, seconds = (
+            np.zeros(count, int),
+            np.full(count, np.nan),
+            np.zeros(count),
+        )
         for trial in study.get_trials(deepcopy=False):
             i = self._by_params.get(frozenset(trial.params.items()))
             if i is None or trial.state is TrialState.FAIL:
                 continue
             state[i] = _STATES.get(trial.state, RUNNING)
             seconds[i] = trial.user_attrs.get("seconds") or 0.0
-            values[i] = math.log(trial.value) if trial.value and trial.value > 0 else np.nan
+            values[i] = (
+                math.log(trial.value) if trial.value and trial.value > 0 else np.nan
+            )
         return Results(state, values, seconds)
 
     def rest(self, study: optuna.Study) -> list[Rest]:
@@ -113,7 +127,9 @@ class ListedSampler(BaseSampler):
         return []
 
     def left(self, study: optuna.Study) -> list[Setting]:
-        return [self.settings[i] for i in np.flatnonzero(self.results(study).state == LEFT)]
+        return [
+            self.settings[i] for i in np.flatnonzero(self.results(study).state == LEFT)
+        ]
 
     def has_next(self, study: optuna.Study) -> bool:
         return bool(self.left(study))
@@ -178,19 +194,29 @@ class PortfolioSampler(ListedSampler):
         self._effects = Effects(self.settings, priors)
         # A prior's seconds are those of one or two programs.
         self._cost_s = np.array(
-            [priors[s.phase].cost_s(s.config) * max(1, s.config.programs / 2) for s in settings]
+            [
+                priors[s.phase].cost_s(s.config) * max(1, s.config.programs / 2)
+                for s in settings
+            ]
         )
         self._weight = np.where(self._is_own, 1.0, _OTHERS)
-        self._is_first = np.array([s.config.is_plain_eager for s in settings])  # speed-ups need it
+        self._is_first = np.array(
+            [s.config.is_plain_eager for s in settings]
+        )  # speed-ups need it
         self._is_eager = np.array([s.config.is_eager for s in settings])
         self._is_look = _plainest_of_families(settings, self._is_own)
         # A setting that its plainer twin answers waits until that has ended.
-        twins = [self._position.get(t) if (t := s.plainer_twin) else None for s in settings]
+        twins = [
+            self._position.get(t) if (t := s.plainer_twin) else None for s in settings
+        ]
         self._has_twin = np.array([twin is not None for twin in twins])
         self._twin = np.array([twin or 0 for twin in twins])
 
     def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
         scores = self.scores(study)
         if not len(scores.positions):
@@ -214,15 +240,22 @@ class PortfolioSampler(ListedSampler):
         results = self.results(study)
         seconds = self._seconds(results)
         fits = self._is_first | self._is_baseline | (seconds <= self.limit_s)
-        at = np.flatnonzero(self._may_work(results.state) & ~self._waits(results.state) & fits)
+        at = np.flatnonzero(
+            self._may_work(results.state) & ~self._waits(results.state) & fits
+        )
         weight = self._weight[at]
         gains = weight * (self._expected(results).gain(at) + _LOOK * self._is_look[at])
         gains += self._is_first[at]
         # Where the time is short, nearly all that fits is the last of its slot.
         least_s = 0.0 if self.baseline_alone else self.limit_s / 2
         # Eager mode begins before all others, and the baseline where others may run beside it.
-        first = self._is_first[at] + (not self.baseline_alone) * 1e-3 * self._is_baseline[at]
-        return Scores(at, gains, gains / np.maximum(seconds[at], least_s) + 1e6 * weight * first)
+        first = (
+            self._is_first[at]
+            + (not self.baseline_alone) * 1e-3 * self._is_baseline[at]
+        )
+        return Scores(
+            at, gains, gains / np.maximum(seconds[at], least_s) + 1e6 * weight * first
+        )
 
     def rest(self, study: optuna.Study) -> list[Rest]:
         """The untried settings that may be worth their seconds, largest expected gain first.
@@ -230,11 +263,19 @@ class PortfolioSampler(ListedSampler):
         Of each phase at the user's own batch size, without those that another setting answers.
         """
         results = self.results(study)
-        is_open = self._may_work(results.state) & self._is_own & ~self._has_twin & ~self._is_eager
+        is_open = (
+            self._may_work(results.state)
+            & self._is_own
+            & ~self._has_twin
+            & ~self._is_eager
+        )
         at, expected = np.flatnonzero(is_open), self._expected(results)
         mean, deviation, best = (each[at] for each in expected)
         gains = expected.gain(at)
-        likely, most = np.expm1(mean - best), np.expm1(mean + _ONE_IN_TEN * deviation - best)
+        likely, most = (
+            np.expm1(mean - best),
+            np.expm1(mean + _ONE_IN_TEN * deviation - best),
+        )
         return [
             Rest(self.settings[at[i]], float(likely[i]), float(most[i]))
             for i in np.argsort(-gains)
@@ -259,7 +300,9 @@ class PortfolioSampler(ListedSampler):
     def _may_work(self, state: Any) -> Any:
         """What is left, but for phases and batch sizes in which eager mode itself fails."""
         cell = self._effects.cell
-        return (state == LEFT) & ~np.isin(cell, cell[self._is_first & (state == FAILED)])
+        return (state == LEFT) & ~np.isin(
+            cell, cell[self._is_first & (state == FAILED)]
+        )
 
     def _waits(self, state: Any) -> Any:
         """Which settings another one comes before: a twin that answers it, or the baseline.
@@ -292,7 +335,9 @@ class PortfolioSampler(ListedSampler):
 def _plainest_of_families(settings: Sequence[Setting], is_own: Any) -> Any:
     """Which settings stand for a family of their phase: those with the fewest features of it."""
     found: dict[tuple[str, str], int] = {}
-    order = sorted(np.flatnonzero(is_own).tolist(), key=lambda i: len(settings[i].config.features))
+    order = sorted(
+        np.flatnonzero(is_own).tolist(), key=lambda i: len(settings[i].config.features)
+    )
     for i in order:
         for family in settings[i].config.families:
             found.setdefault((settings[i].phase, family), i)
@@ -317,7 +362,10 @@ class FiniteSampler(ListedSampler):
         self._inner, self._random = inner, random.Random(seed)
 
     def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
         left = self.left(study)
         if not left:
@@ -328,10 +376,15 @@ class FiniteSampler(ListedSampler):
         proposed = dict(self._inner.sample_relative(study, trial, space))
         for name, distribution in self.distributions.items():
             if name not in proposed:
-                proposed[name] = self._inner.sample_independent(study, trial, name, distribution)
+                proposed[name] = self._inner.sample_independent(
+                    study, trial, name, distribution
+                )
         self._random.shuffle(left)
         return self.params(
-            min(left, key=lambda s: sum(v != proposed[n] for n, v in self.params(s).items()))
+            min(
+                left,
+                key=lambda s: sum(v != proposed[n] for n, v in self.params(s).items()),
+            )
         )
 
     def after_trial(

@@ -24,7 +24,9 @@ from autocompile.search.sampler import ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
 
-_CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
+_CACHES_KEPT = (
+    8  # compiler caches of each phase and batch size: as many as may be raced
+)
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
 _SURE = 0.85  # share of the time left that a trial may be expected to take
 _SHORT_S = 120.0  # a budget that does not wait for the baseline
@@ -40,18 +42,28 @@ class Study:
     executor: Executor
     progress: Progress
     budget: Budget  # of the whole run; without a limit of time every setting is tried
-    storage: str | None  # URL of the user's Optuna storage; None: a file in the run's folder
+    storage: (
+        str | None
+    )  # URL of the user's Optuna storage; None: a file in the run's folder
     study_name: str
     # Calls between two changes of the weights in a phase at a batch size; None: not known or never.
     calls_per_update: Callable[[str, int | None], int | None]
-    passes: Callable[[str], float | None]  # that a program makes in a phase, if that is known
-    records: list[Record]  # of the search and the races, those of earlier sessions included
-    memory_bytes: int | None = None  # of the accelerator; None on a CPU: each trial has a limit
+    passes: Callable[
+        [str], float | None
+    ]  # that a program makes in a phase, if that is known
+    records: list[
+        Record
+    ]  # of the search and the races, those of earlier sessions included
+    memory_bytes: int | None = (
+        None  # of the accelerator; None on a CPU: each trial has a limit
+    )
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
         self._running: dict[int, Setting] = {}
-        self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
+        self._first_tries: dict[
+            int, Ending
+        ] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
         for record in self.records:
@@ -64,7 +76,9 @@ class Study:
             self.memory_bytes is not None and is_short and self.executor.slots > 2
         )
         folder, warn = self.job_factory.folder, self.progress.warning
-        self._optuna = OptunaStudy(self.sampler, self.study_name, folder, self.storage, warn)
+        self._optuna = OptunaStudy(
+            self.sampler, self.study_name, folder, self.storage, warn
+        )
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]
         self._optuna.restore([r for r in searched if Setting.of(r) in listed])
@@ -91,10 +105,14 @@ class Study:
             while self._to_retry:  # Ctrl-C, or the budget is spent
                 number = self._to_retry.popleft()
                 ending = self._first_tries.pop(number)
-                if jobs.interrupted:  # else the budget is spent: what is known of it counts
+                if (
+                    jobs.interrupted
+                ):  # else the budget is spent: what is known of it counts
                     ended = f"the first ended with {ending.outcome.value} ({ending.message})"
                     told = f"stopped before its second try; {ended}"
-                    ending = dataclasses.replace(ending, outcome=Outcome.INTERRUPTED, message=told)
+                    ending = dataclasses.replace(
+                        ending, outcome=Outcome.INTERRUPTED, message=told
+                    )
                 self._save(self._concluded(number, ending))
 
     @property
@@ -102,7 +120,11 @@ class Study:
         """Whether nothing that is left is worth trying, or all trials are used up."""
         if self.budget.trials is not None and self._processes >= self.budget.trials:
             return True
-        return not self._optuna.left if self.budget.total_s is None else self._optuna.is_done
+        return (
+            not self._optuna.left
+            if self.budget.total_s is None
+            else self._optuna.is_done
+        )
 
     def rest(self) -> dict[str, list[dict[str, Any]]]:
         """By phase, untried settings that may be faster than the best: the most promising few."""
@@ -110,7 +132,9 @@ class Study:
         for setting, likely, most in self._optuna.rest:
             if len(found[setting.phase]) < _NAMED:
                 gain = {"likely": round(likely, 4), "most": round(most, 4)}
-                found[setting.phase].append({"config": setting.config.to_dict(), **gain})
+                found[setting.phase].append(
+                    {"config": setting.config.to_dict(), **gain}
+                )
         return dict(found)
 
     def _is_over(self) -> bool:
@@ -127,13 +151,20 @@ class Study:
             return math.inf
         ran = [r.step_s for r in self._worked() if r.wall_s > 0]
         timed = [steps.get("verify", 0.0) + steps.get("measure", 0.0) for steps in ran]
-        waits_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
+        waits_s = (
+            fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
+        )
         return _SURE * self.budget.for_search_s(self._races_s) - waits_s
 
     def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
         """All that may start now; settings that need no process get their record at once."""
         if self._first_tries:  # a second try runs alone
-            if self._to_retry and not jobs.size and jobs.has_room and self._limit_s() > 0:
+            if (
+                self._to_retry
+                and not jobs.size
+                and jobs.has_room
+                and self._limit_s() > 0
+            ):
                 number = self._to_retry.popleft()
                 yield self._job(number, self._running[number], is_retry=True)
             return
@@ -161,7 +192,11 @@ class Study:
         """How many trials the accelerator's memory holds side by side, by the largest so far."""
         largest = max((r.held_bytes or 0 for r in self._worked()), default=0)
         slots = self.executor.slots
-        return max(1, int(self.memory_bytes / largest)) if self.memory_bytes and largest else slots
+        return (
+            max(1, int(self.memory_bytes / largest))
+            if self.memory_bytes and largest
+            else slots
+        )
 
     def _worked(self, cell: Cell | None = None) -> list[Record]:
         return [r for s, r in self._known.items() if r.ok and cell in (None, s.cell)]
@@ -179,7 +214,9 @@ class Study:
             phase=setting.phase,
             config=config,
             batch_size=setting.batch_size,
-            limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
+            limits=_EAGER
+            if config.is_plain_eager
+            else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
             compile_threads=self.executor.compile_threads(is_alone),
         )
@@ -190,7 +227,9 @@ class Study:
             == (setting.phase, config.backend, config.mode)
             and r.duplicate_of is None
         ]
-        timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
+        timeout_s = (
+            None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
+        )
         return self.job_factory.job(
             request,
             timeout_s,
@@ -240,5 +279,7 @@ class Study:
             and self.job_factory.has_cache(r.number)
         ]
         if len(rivals) > _CACHES_KEPT:
-            slowest = min(rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
+            slowest = min(
+                rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0
+            )
             self.job_factory.drop_cache(slowest.number)

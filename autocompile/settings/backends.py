@@ -28,12 +28,16 @@ class Backend:
 
     trains: bool = True  # computes gradients, or leaves them to torch
     has_modes: bool = False  # takes Inductor's modes
-    by_inductor: bool = False  # Inductor compiles its graphs, freezes weights, draws numbers
+    by_inductor: bool = (
+        False  # Inductor compiles its graphs, freezes weights, draws numbers
+    )
     lays_out: bool = False  # weights as it likes, whatever torch's memory format is
     variants: tuple[Variant, ...] = ()
     ours: bool = False  # comes with autocompile
     registered_by: str = ""  # the package that has to be imported before torch knows it
-    variables: tuple[tuple[str, str], ...] = ()  # of the environment, which that package reads
+    variables: tuple[
+        tuple[str, str], ...
+    ] = ()  # of the environment, which that package reads
     package: str = ""  # another one that it does not work without
     needs: str = ""  # in words, where the name of a package does not say it
     avx512: bool = False  # does nothing on a CPU without AVX-512
@@ -56,7 +60,11 @@ _INDUCTOR = (
     Variant({"cpp_wrapper": True}, "cuda"),
 )
 _onnx = functools.partial(
-    Backend, trains=False, lays_out=True, variants=(Variant({"weights": "baked"}),), ours=True
+    Backend,
+    trains=False,
+    lays_out=True,
+    variants=(Variant({"weights": "baked"}),),
+    ours=True,
 )
 _GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
 
@@ -71,14 +79,18 @@ BACKENDS: Mapping[str, Backend] = {
         device="cuda",
         todo="run where there is an NVIDIA GPU",
     ),
-    "onnxrt": _onnx(todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"),
+    "onnxrt": _onnx(
+        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"
+    ),
     "openvino_onnx": _onnx(package="openvino", device="cpu", todo=_GET_OPENVINO),
     "ipex": Backend(
         registered_by="intel_extension_for_pytorch",
         needs="torch 2.8.* with intel-extension-for-pytorch 2.8.*",
         todo="make an environment of its own: pip install 'torch-autocompile[ipex]'",
     ),
-    "openvino": Backend(trains=False, lays_out=True, package="openvino", todo=_GET_OPENVINO),
+    "openvino": Backend(
+        trains=False, lays_out=True, package="openvino", todo=_GET_OPENVINO
+    ),
     "zentorch": Backend(
         by_inductor=True,
         registered_by="zentorch",
@@ -106,4 +118,8 @@ DENIED: Mapping[str, str] = {
 def options_of(backend: str) -> set[str]:
     """The names of the options of a backend other than Inductor, which lists its options itself."""
     known = BACKENDS.get(backend, Backend())
-    return set() if known.has_modes else {name for v in known.variants for name in v.options}
+    return (
+        set()
+        if known.has_modes
+        else {name for v in known.variants for name in v.options}
+    )

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 from autocompile.errors import UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
 from autocompile.settings.dimensions import DIMENSIONS, Dimension
-from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
+from autocompile.settings.phases import (
+    FORWARD,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    phase_of,
+)
 
 if TYPE_CHECKING:
     from autocompile.store.record import Record
@@ -44,8 +49,12 @@ class CompileConfig:
     ``options`` may be given as a mapping. In eager mode, what needs a compiler has its default.
     """
 
-    backend: str = "inductor"  # a name that Dynamo knows, or "eager" for what is not compiled
-    mode: str = "default"  # an Inductor mode; "default" for every backend that has no modes
+    backend: str = (
+        "inductor"  # a name that Dynamo knows, or "eager" for what is not compiled
+    )
+    mode: str = (
+        "default"  # an Inductor mode; "default" for every backend that has no modes
+    )
     options: tuple[tuple[str, OptionValue], ...] = ()  # of Inductor, as sorted pairs
     fullgraph: bool = False  # a graph break is an error
     dynamic: bool | None = None  # None lets torch decide after the first recompile
@@ -60,21 +69,35 @@ class CompileConfig:
     # or "step" for a whole training step: forward and backward passes, loss and optimizer. A phase
     # without a model compiles its function.
     scope: str = "model"
-    freezing: bool = False  # Inductor takes weights as constants; read again when they change
+    freezing: bool = (
+        False  # Inductor takes weights as constants; read again when they change
+    )
     memory_format: str = "default"  # of the weights of convolutions
     optimizer: str = "default"  # how it steps; "default" is as the target made it
-    threads: int | None = None  # of torch's operators on a CPU; None for as many as torch takes
-    precision: str = "default"  # of float32 products, as in torch.set_float32_matmul_precision
+    threads: int | None = (
+        None  # of torch's operators on a CPU; None for as many as torch takes
+    )
+    precision: str = (
+        "default"  # of float32 products, as in torch.set_float32_matmul_precision
+    )
     autocast: str = "none"  # the lower precision that torch.autocast computes in
-    guards: str = "all"  # checked before each call of compiled code; all but "all" are unsafe
-    environment: str = "default"  # the name of the interpreter that the setting runs under
+    guards: str = (
+        "all"  # checked before each call of compiled code; all but "all" are unsafe
+    )
+    environment: str = (
+        "default"  # the name of the interpreter that the setting runs under
+    )
 
     def __post_init__(self) -> None:
         try:
             pairs: Any = dict(self.options).items()
         except (TypeError, ValueError):
-            raise UsageError(f"options {self.options!r} are not names with a value each") from None
-        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in pairs)))
+            raise UsageError(
+                f"options {self.options!r} are not names with a value each"
+            ) from None
+        object.__setattr__(
+            self, "options", tuple(sorted((str(k), v) for k, v in pairs))
+        )
         for name, value in self.options:
             is_word = isinstance(value, str) and _WORD.fullmatch(value)
             is_number = isinstance(value, (bool, int, float)) or value is None
@@ -85,7 +108,11 @@ class CompileConfig:
                     "elsewhere could bring in a program",
                 )
         if self.mode != "default" and (self.options or self.guards != "all"):
-            more = f"options {dict(self.options)}" if self.options else f"guards {self.guards!r}"
+            more = (
+                f"options {dict(self.options)}"
+                if self.options
+                else f"guards {self.guards!r}"
+            )
             raise UsageError(
                 f"mode {self.mode!r} and {more} cannot go together",
                 "torch.compile takes either a mode or options, of which a filter of guards is one",
@@ -95,12 +122,16 @@ class CompileConfig:
             try:
                 object.__setattr__(self, d.name, d.read(value))
             except (TypeError, ValueError):
-                raise UsageError(f"{d.name} {value!r} is not a value of this setting") from None
+                raise UsageError(
+                    f"{d.name} {value!r} is not a value of this setting"
+                ) from None
         for d, value in self.changed():
             if type(value) not in d.kinds:
                 raise UsageError(f"{d.name} {value!r} is not a value of this setting")
             if str in d.kinds and d.choices and value not in d.choices:
-                raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
+                raise UsageError(
+                    f"{d.name} {value!r} is none of {', '.join(d.choices)}"
+                )
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"{self.threads} threads are too few")
         if self.is_eager:
@@ -116,7 +147,8 @@ class CompileConfig:
         return [
             (d, value)
             for d in DIMENSIONS
-            if (value := getattr(self, d.name)) != d.default and applied in ("", d.applied)
+            if (value := getattr(self, d.name)) != d.default
+            and applied in ("", d.applied)
         ]
 
     @property
@@ -162,7 +194,9 @@ class CompileConfig:
     @property
     def eager_reference(self) -> CompileConfig:
         """Eager mode with what this setting changes of the numbers by intention."""
-        return CompileConfig("eager", **{d.name: v for d, v in self.changed() if d.by_name})
+        return CompileConfig(
+            "eager", **{d.name: v for d, v in self.changed() if d.by_name}
+        )
 
     @property
     def of_optimizer(self) -> CompileConfig:
@@ -170,7 +204,11 @@ class CompileConfig:
         # torch.compile passes over a fused step.
         backend = "eager" if self.optimizer == "fused" else self.backend
         return replace(
-            self, backend=backend, memory_format="default", scope="model", autocast="none"
+            self,
+            backend=backend,
+            memory_format="default",
+            scope="model",
+            autocast="none",
         )
 
     def of_optimizer_in(self, phase: str) -> CompileConfig:
@@ -180,17 +218,23 @@ class CompileConfig:
         if phase == OPTIMIZER_STEP:
             return self
         backend = "inductor" if self.optimizer == "compiled" else "eager"
-        process = self.process if self.scope != "step" else {}  # of all that the step does
+        process = (
+            self.process if self.scope != "step" else {}
+        )  # of all that the step does
         return CompileConfig(backend, optimizer=self.optimizer, **process)
 
     def to_dict(self) -> dict[str, Any]:
         """The setting as JSON, every key always present (``report.json``, schema 1)."""
-        return {d.name: getattr(self, d.name) for d in DIMENSIONS} | {"options": dict(self.options)}
+        return {d.name: getattr(self, d.name) for d in DIMENSIONS} | {
+            "options": dict(self.options)
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> CompileConfig:
         """Read what :meth:`to_dict` wrote in a phase; missing keys have their defaults."""
-        if data.get("scope") == "full":  # of older files: the whole step, where there is one
+        if (
+            data.get("scope") == "full"
+        ):  # of older files: the whole step, where there is one
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
         try:
             if unknown := set(data) - set(cls.__dataclass_fields__):
@@ -202,7 +246,10 @@ class CompileConfig:
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default."""
-        kwargs = {"backend": self.backend, **{d.name: v for d, v in self.changed("argument")}}
+        kwargs = {
+            "backend": self.backend,
+            **{d.name: v for d, v in self.changed("argument")},
+        }
         return kwargs | ({"options": dict(self.options)} if self.options else {})
 
     def label(self) -> str:
@@ -210,7 +257,9 @@ class CompileConfig:
         if self == DEFAULT_INDUCTOR:
             return "plain torch.compile()"
         head = self.backend if self.mode == "default" else f"{self.backend} {self.mode}"
-        named = (d.label(v) for d, v in self.changed() if d.name not in ("backend", "mode"))
+        named = (
+            d.label(v) for d, v in self.changed() if d.name not in ("backend", "mode")
+        )
         return " · ".join((head, *named))
 
     def changes(self) -> int:
@@ -235,7 +284,9 @@ class CompileConfig:
     @property
     def turned_on(self) -> tuple[tuple[str, OptionValue], ...]:
         """Options of the backend, those that the mode stands for included."""
-        by_mode = _OF_MODES.get(self.mode, (("mode", self.mode),) * (self.mode != "default"))
+        by_mode = _OF_MODES.get(
+            self.mode, (("mode", self.mode),) * (self.mode != "default")
+        )
         return (*by_mode, *self.options)
 
     @functools.cached_property
@@ -249,7 +300,9 @@ class CompileConfig:
         coarse = {f"{name}={v}" for name, v in self.turned_on if name in _COARSE}
         if self.mode not in ("default", *_OF_MODES):
             coarse.add(f"mode={self.mode}")
-        coarse |= {f"{n}={getattr(self, n)}" for n in ("scope", "freezing")} - _PLAIN_FAMILIES
+        coarse |= {
+            f"{n}={getattr(self, n)}" for n in ("scope", "freezing")
+        } - _PLAIN_FAMILIES
         if sizes := self._of_sizes:
             coarse.add(sizes)
         return frozenset(f"{self.backend} {name}".strip() for name in (coarse or {""}))
@@ -278,7 +331,9 @@ class CompileConfig:
         for d, value in self.changed():
             if d.effect != "none":
                 names.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
-        return frozenset(names | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
+        return frozenset(
+            names | {f"{self.backend} {name}={v}" for name, v in self.turned_on}
+        )
 
 
 EAGER = CompileConfig(backend="eager")
@@ -317,7 +372,9 @@ class Setting:
         every = {d.name: getattr(self.config, d.name) for d in DIMENSIONS}
         return {
             "phase": self.phase,
-            **{k: v if isinstance(v, str) else str(v).lower() for k, v in every.items()},
+            **{
+                k: v if isinstance(v, str) else str(v).lower() for k, v in every.items()
+            },
             "options": options or "none",
             "fullgraph": self.config.fullgraph,  # as in databases of earlier versions
             "batch_size": self.batch_size or 0,

@@ -50,13 +50,19 @@ class Place:
     device: str  # its type: cpu, cuda, ...
     threads: int = 1  # how many torch takes by itself where the phase will run
     has_convolutions: bool = False  # the model has weights of four dimensions
-    regions: str = ""  # the blocks that the model repeats, in words; empty if there are none
+    regions: str = (
+        ""  # the blocks that the model repeats, in words; empty if there are none
+    )
     # Implementations that the target's optimizer has beside its own.
     optimizers: tuple[str, ...] = ()
-    writes_buffers: bool = False  # a call changes the model's own buffers, as of a static cache
+    writes_buffers: bool = (
+        False  # a call changes the model's own buffers, as of a static cache
+    )
     kinds: int = 1  # how many of the calls differ in shapes or plain arguments
     marks: tuple[Any, ...] = ()  # of the calls: a value of ``mark_dynamic``
-    buckets: tuple[Any, ...] = ()  # values of ``buckets``, where the target pads its inputs
+    buckets: tuple[
+        Any, ...
+    ] = ()  # values of ``buckets``, where the target pads its inputs
 
 
 @dataclass(frozen=True)
@@ -66,14 +72,18 @@ class Dimension:
     name: str
     default: Any  # the value that changes nothing
     help: str = ""  # of its option in the command line; without one it cannot be asked for there
-    choices: tuple[Any, ...] = ()  # its values, where they can be listed; the default first
+    choices: tuple[
+        Any, ...
+    ] = ()  # its values, where they can be listed; the default first
     # Those to try in a place, the default first; None for ``choices``. Where neither is given the
     # values come from the installed torch.
     values: Callable[[Place], tuple[Any, ...]] | None = None
     kinds: tuple[type, ...] = (str,)  # types of its values
     # The form that a value has in a setting, of that in JSON; raises a ValueError or TypeError.
     read: Callable[[Any], Any] = lambda value: value
-    by_name: bool = False  # tried only where asked for: it changes numbers or drops a check
+    by_name: bool = (
+        False  # tried only where asked for: it changes numbers or drops a check
+    )
     # Why only the default makes sense in a place; or empty.
     missing: Callable[[Place], str] = lambda place: ""
     # Why a setting that has another value than the default is not tried; or empty.
@@ -85,11 +95,15 @@ class Dimension:
     label: Callable[[Any], str] = str  # of a value, in reports
     # To what; an ``argument`` is one of torch.compile(). ``runtime/applying.py`` applies values to
     # the model and the process.
-    applied: Literal["argument", "process", "model", "call", "optimizer", "interpreter"] = "call"
+    applied: Literal[
+        "argument", "process", "model", "call", "optimizer", "interpreter"
+    ] = "call"
     # Of plain torch, for exports: applies a value to the process or a ``model``.
     line: Callable[[Any], str] | None = None
     is_written: bool = False  # ``export/python.py`` knows how to write it
-    plural: str = ""  # its name in a SearchSpace and in TOML, where it is not that of the field
+    plural: str = (
+        ""  # its name in a SearchSpace and in TOML, where it is not that of the field
+    )
     option: str = ""  # of the command line, where it is not the name of the field
 
     @property
@@ -153,12 +167,19 @@ def _takes_scope(config: CompileConfig, place: Place) -> str:
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:
-    return f"{config.backend} lays weights out as it likes" if config.entry.lays_out else ""
+    return (
+        f"{config.backend} lays weights out as it likes"
+        if config.entry.lays_out
+        else ""
+    )
 
 
 def _optimizers(place: Place) -> tuple[str, ...]:
     """Other phases that step compile the optimizer's step by their backend."""
-    offered = {*place.optimizers, *(("compiled",) if phase_of(place.phase).whole else ())}
+    offered = {
+        *place.optimizers,
+        *(("compiled",) if phase_of(place.phase).whole else ()),
+    }
     return ("default", *(o for o in OPTIMIZERS if o in offered))
 
 
@@ -166,7 +187,9 @@ def _takes_optimizer(config: CompileConfig, place: Place) -> str:
     if config.optimizer == "compiled" and config.scope == "step":
         return "the whole step holds the optimizer's"
     known = config.optimizer in _optimizers(place)
-    return "" if known else f"the optimizer has no {config.optimizer} implementation here"
+    return (
+        "" if known else f"the optimizer has no {config.optimizer} implementation here"
+    )
 
 
 def _no_numbers(place: Place) -> str:
@@ -208,7 +231,9 @@ def _takes_static(config: CompileConfig, place: Place) -> str:
 
 def _read_argument(value: Any) -> str | int | None:
     """An input of a call: its name, its position, or None for one that is the only one."""
-    if value is None or (isinstance(value, str) and value.isidentifier() and value.isascii()):
+    if value is None or (
+        isinstance(value, str) and value.isidentifier() and value.isascii()
+    ):
         return value
     return _read_size(value, 0)
 
@@ -222,7 +247,12 @@ def _read_size(value: Any, least: int) -> int:
 def _read_marks(value: Any) -> tuple[tuple[str | int | None, int, int, int], ...]:
     return tuple(
         # Sizes 0 and 1 are constants to Dynamo.
-        (_read_argument(name), _read_size(axis, 0), _read_size(low, 2), _read_size(high, low))
+        (
+            _read_argument(name),
+            _read_size(axis, 0),
+            _read_size(low, 2),
+            _read_size(high, low),
+        )
         for name, axis, low, high in value
     )
 
@@ -252,7 +282,11 @@ def _takes_buckets(config: CompileConfig, place: Place) -> str:
     with_graphs = config.mode == "reduce-overhead" and place.device == "cuda"
     others = {d.name for d, _ in config.changed() if not d.by_name} - _WITH_BUCKETS
     is_tried = not others or (with_graphs and others == {"mode"})
-    return "" if is_tried else "padded calls are tried with Inductor's defaults and CUDA graphs"
+    return (
+        ""
+        if is_tried
+        else "padded calls are tried with Inductor's defaults and CUDA graphs"
+    )
 
 
 _argument = functools.partial(Dimension, needs_compiler=True, applied="argument")
@@ -362,5 +396,7 @@ def why_not(config: CompileConfig, place: Place) -> str:
     """Why a setting is not tried in a place; empty if it is."""
     if not config.entry.trains and phase_of(place.phase).trains:
         return f"{config.backend} computes no gradients"
-    reasons = (d.missing(place) or d.why_not(config, place) for d, _ in config.changed())
+    reasons = (
+        d.missing(place) or d.why_not(config, place) for d, _ in config.changed()
+    )
     return next(filter(None, reasons), "")

@@ -25,10 +25,14 @@ class Phase:
     is_forward: bool = False  # it calls the model and nothing else
     has_backward: bool = False  # it computes gradients
     steps: bool = False  # it steps an optimizer
-    compiles: str = ""  # what it compiles, in lines of plain torch; empty if they cannot
+    compiles: str = (
+        ""  # what it compiles, in lines of plain torch; empty if they cannot
+    )
     called: str = ""  # what is called from then on
     whole: str = ""  # the function of all that it does, which scope ``step`` compiles
-    is_rl: bool | None = None  # of RLModules only, or of all other models only; None for both
+    is_rl: bool | None = (
+        None  # of RLModules only, or of all other models only; None for both
+    )
     needs_config: bool = False  # RLlib's AlgorithmConfig
     in_rllib: bool = False  # RLlib's runners and learners do it as it was measured
     role: str = ""  # the part of RLlib that does it, as reports name it
@@ -46,7 +50,9 @@ class Phase:
         return "samples/s" if self.has_batch_size else "steps/s"
 
 
-_SAMPLING = Phase(is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD)
+_SAMPLING = Phase(
+    is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD
+)
 _learning = functools.partial(Phase, in_rllib=True, role="learner")
 _own = functools.partial(
     Phase, is_rl=False, is_own=True, compiles="model", called="model", whole="step"

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
+from autocompile.settings.phases import (
+    FORWARD_TRAIN,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    phase_of,
+)
 from autocompile.store.calls import PERCENTILES, RecordedCalls
 from autocompile.store.reading import made, plain
 
@@ -24,7 +29,11 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 1
-_DECIDING: Mapping[str, Any] = {"calls": RecordedCalls, "horizon": int, "objective": str}
+_DECIDING: Mapping[str, Any] = {
+    "calls": RecordedCalls,
+    "horizon": int,
+    "objective": str,
+}
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
 """What makes the same setting another machine code, or another speed."""
 
@@ -34,10 +43,14 @@ class Choice:
     """What to use at one batch size of one phase."""
 
     config: CompileConfig  # eager mode where nothing was faster
-    batch_size: int | None = None  # at which it was measured; None where the phase has none
+    batch_size: int | None = (
+        None  # at which it was measured; None where the phase has none
+    )
     # Over eager mode, with its 95 % interval: ``value``, ``low``, ``high``.
     speedup: Mapping[str, float] = field(default_factory=dict)
-    processes: int = 1  # in how many fresh processes that was measured; one confirms nothing
+    processes: int = (
+        1  # in how many fresh processes that was measured; one confirms nothing
+    )
 
     def to_dict(self, phase: str = "") -> dict[str, Any]:
         """As JSON; of the setting only what differs from the default.
@@ -47,7 +60,11 @@ class Choice:
         """
         plain = CompileConfig().to_dict()
         always = {"backend"} | ({"scope"} if phase_of(phase).whole else set())
-        shown = {k: v for k, v in self.config.to_dict().items() if k in always or v != plain[k]}
+        shown = {
+            k: v
+            for k, v in self.config.to_dict().items()
+            if k in always or v != plain[k]
+        }
         return {
             "batch_size": self.batch_size,
             "config": shown,
@@ -58,7 +75,9 @@ class Choice:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> Choice:
         config = CompileConfig.from_dict({"scope": "full", **data["config"]}, phase)
-        return cls(config, data["batch_size"], data["speedup"], data["confirmed_processes"])
+        return cls(
+            config, data["batch_size"], data["speedup"], data["confirmed_processes"]
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +86,9 @@ class Tuned:
 
     # Of each phase by rising batch size; one of no batch size stands alone.
     phases: Mapping[str, tuple[Choice, ...]]
-    fingerprint: Mapping[str, Any]  # of torch and the machine that they were measured with
+    fingerprint: Mapping[
+        str, Any
+    ]  # of torch and the machine that they were measured with
     target: str = ""  # what was tuned, as it was named
     # Of each phase, where the target itself names one.
     own_batch_size: Mapping[str, int] = field(default_factory=dict)
@@ -93,7 +114,9 @@ class Tuned:
         wanted = batch_size or self.own_batch_size.get(phase)
         if wanted is None:
             return choices[-1]
-        return min(choices, key=lambda c: abs(math.log((c.batch_size or wanted) / wanted)))
+        return min(
+            choices, key=lambda c: abs(math.log((c.batch_size or wanted) / wanted))
+        )
 
     def of_learner(
         self, batch_size: int
@@ -101,7 +124,10 @@ class Tuned:
         """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers."""
         if update := self.at(LEARNER_UPDATE, batch_size):
             step = replace(update, config=update.config.of_optimizer)
-            return (LEARNER_UPDATE, update), (LEARNER_UPDATE, step)  # before those of parts
+            return (LEARNER_UPDATE, update), (
+                LEARNER_UPDATE,
+                step,
+            )  # before those of parts
         forward, step_only = self.at(FORWARD_TRAIN, batch_size), self.at(OPTIMIZER_STEP)
         return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
@@ -112,7 +138,10 @@ class Tuned:
 
     def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
         """Batch size and config of each choice, by phase, as a plan holds them."""
-        return {n: [(c.batch_size, c.config.to_dict()) for c in f] for n, f in self.phases.items()}
+        return {
+            n: [(c.batch_size, c.config.to_dict()) for c in f]
+            for n, f in self.phases.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -132,15 +161,20 @@ class Tuned:
         hint = "autocompile export last -o tuned.json"
         schema = data.get("autocompile_settings") if isinstance(data, Mapping) else None
         if schema != SCHEMA:
-            what = f"{where} holds no settings" + (f" of schema {SCHEMA}" if schema else "")
+            what = f"{where} holds no settings" + (
+                f" of schema {SCHEMA}" if schema else ""
+            )
             raise UsageError(what, hint=hint)
         try:
             phases = {
-                n: tuple(Choice.from_dict(each, n) for each in f) for n, f in data["phases"].items()
+                n: tuple(Choice.from_dict(each, n) for each in f)
+                for n, f in data["phases"].items()
             }
             names = ("fingerprint", "target", "own_batch_size", "interpreters")
             facts: dict[str, Any] = {name: data[name] for name in names}
-            decided = {n: made(kind | None, data.get(n), n) for n, kind in _DECIDING.items()}
+            decided = {
+                n: made(kind | None, data.get(n), n) for n, kind in _DECIDING.items()
+            }
             return cls(phases, cache=data.get("cache", {}), **facts, **decided)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{where} is damaged: {type(error).__name__}: {error}"
@@ -155,7 +189,10 @@ class Tuned:
             what = "there is nothing to export: no phase has a result"
             raise UsageError(what, hint="autocompile show last")
         here = {k: report.environment.get(k) for k in FINGERPRINT}
-        paths = {name: str(other.get("python_path")) for name, other in report.environments.items()}
+        paths = {
+            name: str(other.get("python_path"))
+            for name, other in report.environments.items()
+        }
         objective = report.objective if report.objective in PERCENTILES else None
         return cls(
             phases,
@@ -170,14 +207,22 @@ class Tuned:
 
 
 def unlike(
-    there: Mapping[str, Any], here: Mapping[str, Any], names: Sequence[str] = FINGERPRINT
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    names: Sequence[str] = FINGERPRINT,
 ) -> dict[str, tuple[Any, Any]]:
     """What differs between two machines, of what is known of the first: both values by name."""
     both = {name: (there.get(name), here.get(name)) for name in names}
     if there.get("device"):  # which of several equal ones is no matter
-        one, other = (str(machine.get("device")).partition(":")[0] for machine in (there, here))
+        one, other = (
+            str(machine.get("device")).partition(":")[0] for machine in (there, here)
+        )
         both["device"] = one, other
-    return {name: (one, other) for name, (one, other) in both.items() if one not in (None, other)}
+    return {
+        name: (one, other)
+        for name, (one, other) in both.items()
+        if one not in (None, other)
+    }
 
 
 def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
@@ -190,7 +235,9 @@ def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
         if row.is_faster:
             config = CompileConfig.from_dict(phase.config_of(row.number), name)
             speedup = row.speedup.to_dict()
-        choices.append(Choice(config, row.batch_size, speedup, row.confirmed_processes or 1))
+        choices.append(
+            Choice(config, row.batch_size, speedup, row.confirmed_processes or 1)
+        )
     return tuple(choices)
 
 
@@ -208,13 +255,21 @@ class TunedSet:
 
         def distance(entry: Tuned) -> tuple[bool, bool, int]:
             differences = unlike(entry.fingerprint, here)
-            return "device" in differences, "device_name" in differences, len(differences)
+            return (
+                "device" in differences,
+                "device_name" in differences,
+                len(differences),
+            )
 
         return min(self.entries, key=distance)
 
     def to_dict(self) -> dict[str, Any]:
         first, *others = [entry.to_dict() for entry in self.entries]
-        return {"autocompile_settings": SCHEMA, "machines": [first, *others]} if others else first
+        return (
+            {"autocompile_settings": SCHEMA, "machines": [first, *others]}
+            if others
+            else first
+        )
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -261,5 +316,9 @@ class TunedSet:
         except (OSError, ValueError) as error:  # no such file, or no JSON
             hint = f"autocompile export last -o {path}"
             raise UsageError(f"cannot read {path}: {error}", hint=hint) from None
-        entries = cls.from_dict(data if isinstance(data, Mapping) else {}, str(path)).entries
-        return cls(tuple(replace(one, folder=str(path.resolve().parent)) for one in entries))
+        entries = cls.from_dict(
+            data if isinstance(data, Mapping) else {}, str(path)
+        ).entries
+        return cls(
+            tuple(replace(one, folder=str(path.resolve().parent)) for one in entries)
+        )

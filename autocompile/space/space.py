@@ -21,7 +21,13 @@ from typing import Any
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header, ProbeResult
-from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, options_of
+from autocompile.settings.backends import (
+    BACKENDS,
+    DENIED,
+    Backend,
+    OptionValue,
+    options_of,
+)
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.dimensions import (
     DIMENSIONS,
@@ -81,29 +87,39 @@ class SearchSpace:
             )
         for size in self.batch_sizes or ():
             if size < 1:
-                raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
+                raise UsageError(
+                    f"batch size {size} is below 1", hint="--batch-size 1,4,16"
+                )
 
     def without_a_search(self) -> SearchSpace:
         """Of each dimension that is not named its usual value, but all backends and modes."""
-        usual = {d.asked: (d.default,) for d in SEARCHED if d.asked not in _NAMED_IN_A_SUITE}
+        usual = {
+            d.asked: (d.default,) for d in SEARCHED if d.asked not in _NAMED_IN_A_SUITE
+        }
         named = {name: value for name, value in vars(self).items() if value is not None}
         return SearchSpace(**{**usual, **named})
 
     def __str__(self) -> str:
         asked = {n: v for n, v in asdict(self).items() if v is not None}
-        return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
+        return (
+            ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
+        )
 
 
 def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, (tuple, list)) or not values:
         hint = f"{d.asked}=({values!r},)" if values else None
-        raise UsageError(f"{d.asked}: {values!r} is not some values, one after another", hint=hint)
+        raise UsageError(
+            f"{d.asked}: {values!r} is not some values, one after another", hint=hint
+        )
     if tuple in d.kinds:  # mappings will do
         pairs = (v.items() if isinstance(v, Mapping) else v for v in values)
         values = [tuple(map(tuple, each)) for each in pairs]
     for value in values:
         if type(value) not in d.kinds:
-            raise UsageError(f"{d.asked}: {value!r} is not of type {d.kinds[0].__name__}")
+            raise UsageError(
+                f"{d.asked}: {value!r} is not of type {d.kinds[0].__name__}"
+            )
         if d.is_listed:
             CompileConfig(**{d.name: value})  # raises where there is no such value
     return tuple(values)
@@ -128,7 +144,9 @@ class Plan:
     seed: int = 0
     tolerance: float | None = None
     calls_per_update: int | None = None
-    horizon: int | None = None  # calls that a program makes, over which it compiles; None: many
+    horizon: int | None = (
+        None  # calls that a program makes, over which it compiles; None: many
+    )
     calls: RecordedCalls | None = None
     # Name and interpreter of each environment beside the tuner's own.
     pythons: tuple[tuple[str, str], ...] = ()
@@ -140,9 +158,13 @@ class Plan:
         if self.effort not in EFFORTS:
             raise UsageError(f"effort {self.effort!r} is none of {', '.join(EFFORTS)}")
         if self.objective not in OBJECTIVES:
-            raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
+            raise UsageError(
+                f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}"
+            )
         if unknown := self.limits.percentiles.keys() - PERCENTILES:
-            raise UsageError(f"percentile {min(unknown)!r} is none of {', '.join(PERCENTILES)}")
+            raise UsageError(
+                f"percentile {min(unknown)!r} is none of {', '.join(PERCENTILES)}"
+            )
         if self.objective in PERCENTILES and (self.horizon or self.calls_per_update):
             name = "horizon" if self.horizon else "calls-per-update"
             raise UsageError(
@@ -153,7 +175,9 @@ class Plan:
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError("a phase is named twice")
         if self.calls_per_update is not None and self.calls_per_update < 1:
-            raise UsageError(f"{self.calls_per_update} calls per update are fewer than one")
+            raise UsageError(
+                f"{self.calls_per_update} calls per update are fewer than one"
+            )
         if self.horizon is not None and self.horizon < 1:
             raise UsageError(f"a horizon of {self.horizon} calls is less than one")
         if self.tolerance is not None and not 0 < self.tolerance < 1:
@@ -165,7 +189,9 @@ class Plan:
     @property
     def header(self) -> Header:
         percent = PERCENTILES.get(self.objective)
-        return Header(self.target, self.device, self.seed, self.tolerance, self.calls, percent)
+        return Header(
+            self.target, self.device, self.seed, self.tolerance, self.calls, percent
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -177,7 +203,9 @@ class Plan:
             plan: Plan = of_fields(cls, data)
         except (TypeError, ValueError) as error:
             hint = "go on with it in the autocompile that it was made with"
-            raise RunError(f"the run asks for something else: {error}", hint=hint) from None
+            raise RunError(
+                f"the run asks for something else: {error}", hint=hint
+            ) from None
         return plan
 
     def demand_same(self, asked: Mapping[str, Any]) -> None:
@@ -200,7 +228,9 @@ def asked_for(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in nothing}
 
 
-def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
+def environments(
+    pythons: Sequence[str], only: Tuned | None = None
+) -> tuple[tuple[str, str], ...]:
     """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
 
     Settings that are tried ``only`` bring the interpreters that they are of; paths that are given
@@ -208,7 +238,9 @@ def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tup
     """
     if only is not None:
         given = dict(environments(pythons))
-        used = {c.config.environment for choices in only.phases.values() for c in choices}
+        used = {
+            c.config.environment for choices in only.phases.values() for c in choices
+        }
         theirs = {n: only.interpreters.get(n, n) for n in sorted(used - {"default"})}
         pythons = [f"{name}={path}" for name, path in {**theirs, **given}.items()]
     paths: dict[str, str] = {}
@@ -222,9 +254,13 @@ def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tup
             )
         # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
         folder = Path(place).absolute().parent
-        name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)
+        name = name or (
+            folder.parent.name if folder.name in ("bin", "Scripts") else folder.name
+        )
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
-        if name == "default" or name in paths:  # autocompile's interpreter is the default one
+        if (
+            name == "default" or name in paths
+        ):  # autocompile's interpreter is the default one
             hint = f"--python {name}-2={path or text}"
             raise UsageError(f"two environments are called {name}", hint=hint)
         paths[name] = str(folder / Path(place).name)
@@ -237,7 +273,11 @@ def target_spec(target: str | Path | Callable[..., Any]) -> str:
         return _checked_spec(str(target))
     name = getattr(target, "__qualname__", None)
     module = getattr(target, "__module__", None)
-    if not (inspect.isfunction(target) or inspect.isclass(target)) or not name or "." in name:
+    if (
+        not (inspect.isfunction(target) or inspect.isclass(target))
+        or not name
+        or "." in name
+    ):
         raise TargetError(
             f"a {type(target).__name__} alone is no target",
             "a live model comes with its inputs; else give a path or 'package.module:NAME'",
@@ -266,7 +306,9 @@ def _checked_spec(spec: str) -> str:
             hint = "autocompile init model.py   (writes a file to start from)"
             raise TargetError(f"there is no file {place}", hint=hint)
         if path.is_dir() or path.suffix != ".py":
-            raise TargetError(f"{place} is not a Python file", "a target is a file ending in .py")
+            raise TargetError(
+                f"{place} is not a Python file", "a target is a file ending in .py"
+            )
     return spec
 
 
@@ -276,15 +318,21 @@ class Space:
 
     settings: tuple[Setting, ...]  # all that differ; baselines first
     unusable: Mapping[Setting, str]  # those that are not run, with the reason
-    merged: Mapping[str, str] = field(default_factory=dict)  # what was left out and what it equals
-    dropped: Mapping[str, int] = field(default_factory=dict)  # how many were left out, by reason
+    merged: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what was left out and what it equals
+    dropped: Mapping[str, int] = field(
+        default_factory=dict
+    )  # how many were left out, by reason
 
     def account(self, records: Iterable[Record]) -> dict[str, Any]:
         tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
         return {
             "merged": dict(self.merged),
             "dropped": dict(self.dropped),
-            "unusable": {s.config.backend: reason for s, reason in self.unusable.items()},
+            "unusable": {
+                s.config.backend: reason for s, reason in self.unusable.items()
+            },
             "configs": len({s.config for s in self.settings}),
             "compiled": len({s.config for s in self.settings if not s.config.is_eager}),
             "untried": sum(s not in tried for s in self.settings),
@@ -309,7 +357,9 @@ def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]
         parts = []
         for name, here in probes.items():
             sizes = sizes_of(phase, plan, here.target)
-            parts.append(build_space(plan.space, here, _place(phase, here), sizes, name))
+            parts.append(
+                build_space(plan.space, here, _place(phase, here), sizes, name)
+            )
         spaces[phase] = Space(
             tuple(s for one in parts for s in one.settings),
             {s: reason for one in parts for s, reason in one.unusable.items()},
@@ -335,7 +385,9 @@ def demand_percentiles_known(plan: Plan, target: Mapping[str, Any]) -> None:
 
 def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     """Check that each backend, mode and option is known to some environment."""
-    backends = dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager"))
+    backends = dict.fromkeys(
+        name for o in offers for name in (*o.all_backends, "eager")
+    )
     modes = dict.fromkeys(mode for o in offers for mode in o.modes)
     options = dict.fromkeys(name for o in offers for name in o.options)
     tried = wanted.backends or [name for o in offers for name in o.backends]
@@ -349,7 +401,9 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
             hint=f"--backend {close[0]}" if close else "autocompile doctor",
         )
     for name in (n for n in wanted.modes or () if n not in modes):
-        raise UsageError(f"mode {name!r} is unknown to this torch", f"it knows: {', '.join(modes)}")
+        raise UsageError(
+            f"mode {name!r} is unknown to this torch", f"it knows: {', '.join(modes)}"
+        )
     for name in (n for each in wanted.options or () for n, _ in each):
         if why := DENIED.get(name):
             raise UsageError(f"the option {name} is not taken", why)
@@ -364,7 +418,9 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
 def _place(phase: str, probe: ProbeResult) -> Place:
     target = probe.target
     work = workload_of(phase, target)
-    sizes = {} if phase_of(phase).is_own else work  # what a step gives the model is not known
+    sizes = (
+        {} if phase_of(phase).is_own else work
+    )  # what a step gives the model is not known
     return Place(
         phase,
         probe.environment["device"].split(":")[0],
@@ -398,13 +454,19 @@ def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | No
             )
         return [fixed]
     own_size = target.get("own_batch_size", {}).get(phase)
-    is_alone = plan.phases == (LEARNER_UPDATE,)  # or else sizes are asked for forward passes
+    is_alone = plan.phases == (
+        LEARNER_UPDATE,
+    )  # or else sizes are asked for forward passes
     if phase == LEARNER_UPDATE and own_size and not (asked and is_alone):
         return [own_size]
-    return sorted(set(asked or (*DEFAULT_BATCH_SIZES, *([own_size] if own_size else []))))
+    return sorted(
+        set(asked or (*DEFAULT_BATCH_SIZES, *([own_size] if own_size else [])))
+    )
 
 
-def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str, int | None]:
+def first_sizes(
+    spaces: Mapping[str, Space], run: Mapping[str, Any]
+) -> dict[str, int | None]:
     """The batch size of each phase that comes first: the target's own, or by the objective."""
     own_size = run["target"].get("own_batch_size") or {}
     choose = max if run["plan"]["objective"] == "throughput" else min
@@ -412,7 +474,9 @@ def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str
     return {name: own_size.get(name) or choose(sizes[name]) or None for name in spaces}
 
 
-def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
+def calls_between_updates(
+    phase: str, run: Mapping[str, Any], batch_size: int | None
+) -> int | None:
     """As the user or the target says; None where weights stay as they are or nobody knows."""
     asked: int | None = run["plan"].get("calls_per_update")
     samples: int | None = run["target"].get("samples_per_update", {}).get(phase)
@@ -429,7 +493,11 @@ def build_space(
     environment: str = "default",
 ) -> Space:
     """The settings of a phase under one interpreter."""
-    there = {*offered.all_backends, *offered.backends, *BACKENDS}  # another one may have more
+    there = {
+        *offered.all_backends,
+        *offered.backends,
+        *BACKENDS,
+    }  # another one may have more
     backends = [b for b in wanted.backends or offered.backends if b in there]
     dropped: Counter[str] = Counter()
     values = {d.name: _values(d, wanted, place, dropped) for d in _LISTED}
@@ -454,12 +522,16 @@ def build_space(
             dropped[reason] += 1
         else:
             configs[config] = None
-    settings = tuple(Setting(c, size, place.phase) for c in configs for size in batch_sizes)
+    settings = tuple(
+        Setting(c, size, place.phase) for c in configs for size in batch_sizes
+    )
     prefix = "" if environment == "default" else f"{environment}: "
     merged = {
         f"{prefix}mode {name}": f"{equal} (no other effect on {place.device})"
         for name, equal in offered.modes.items()
-        if "inductor" in backends and name != equal and name in (wanted.modes or offered.modes)
+        if "inductor" in backends
+        and name != equal
+        and name in (wanted.modes or offered.modes)
     }
     return Space(settings, unusable, merged, dropped)
 
@@ -471,7 +543,10 @@ def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) ->
     compiled, the optimizer's seconds only add up, and its fused step was the fastest one on every
     machine (studies/first_runs).
     """
-    if config.autocast != "none" and config.precision != (wanted.precision or ("default",))[0]:
+    if (
+        config.autocast != "none"
+        and config.precision != (wanted.precision or ("default",))[0]
+    ):
         return f"autocast already computes products of matrices in {config.autocast}"
     phase = phase_of(place.phase)
     is_beside_a_model = phase.steps and phase.has_backward
@@ -497,7 +572,9 @@ def _values(
     every = dimension.tried(place)
     reason = dimension.missing(place)
     if not reason and dimension.by_name:
-        reason = f"{dimension.flag} only by name, since it changes numbers or drops checks"
+        reason = (
+            f"{dimension.flag} only by name, since it changes numbers or drops checks"
+        )
     if reason and len(every) > 1:
         dropped[reason] += len(every) - 1
     return every[:1] if reason else every
@@ -517,7 +594,9 @@ def _configs(
     modes = list(dict.fromkeys(offered.modes[name] for name in named)) or ["default"]
     if not BACKENDS.get(backend, Backend()).has_modes:
         if wanted.modes and backend != "eager":
-            dropped.update(f"{backend} has no modes" for mode in modes if mode != "default")
+            dropped.update(
+                f"{backend} has no modes" for mode in modes if mode != "default"
+            )
         modes = ["default"]
     for fields, mode, options in itertools.product(around, modes, every_option):
         if mode != "default" and fields["guards"] != "all":
@@ -529,20 +608,28 @@ def _configs(
 
 
 def _options(
-    backend: str, wanted: SearchSpace, offered: ProbeResult, place: Place, dropped: Counter[str]
+    backend: str,
+    wanted: SearchSpace,
+    offered: ProbeResult,
+    place: Place,
+    dropped: Counter[str],
 ) -> list[Mapping[str, OptionValue]]:
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
     known = BACKENDS.get(backend, Backend())
     if wanted.options is not None and backend != "eager":
         there = set(offered.options) if known.has_modes else options_of(backend)
-        wrong = [name for each in wanted.options for name, _ in each if name not in there]
+        wrong = [
+            name for each in wanted.options for name, _ in each if name not in there
+        ]
         dropped.update(f"{backend} has no option {name}" for name in wrong)
         asked = [dict(each) for each in wanted.options]
         return [each for each in asked if set(each) <= there] or [{}]
     tried: list[Mapping[str, OptionValue]] = [{}]
     for variant in known.variants:
         if variant.device not in (None, place.device):
-            reason = f"{backend}'s options for {variant.device} are not for {place.device}"
+            reason = (
+                f"{backend}'s options for {variant.device} are not for {place.device}"
+            )
         elif known.has_modes and not set(variant.options) <= set(offered.options):
             reason = f"the {backend} of this torch has no option {', '.join(variant.options)}"
         else:

@@ -47,7 +47,9 @@ class RecordedCalls:
     """
 
     model: str  # the name of its class
-    distinct: tuple[Mapping[str, Any], ...]  # calls that differ in shapes or plain arguments
+    distinct: tuple[
+        Mapping[str, Any], ...
+    ]  # calls that differ in shapes or plain arguments
     order: tuple[int, ...]  # which of these each call was
 
     @classmethod
@@ -57,7 +59,9 @@ class RecordedCalls:
         distinct = made(tuple[dict[str, Any], ...], data.get("distinct"), "distinct")
         model = made(str, data.get("model"), "model")
         calls = cls(model, distinct[: 1 + max(order, default=0)], order)
-        if not calls.order or not all(0 <= n < len(calls.distinct) for n in calls.order):
+        if not calls.order or not all(
+            0 <= n < len(calls.distinct) for n in calls.order
+        ):
             raise ValueError("order names no call, or one that is not there")
         for call in calls.distinct:
             _demand_value(made(list[Any], call.get("args"), "args"))
@@ -77,9 +81,13 @@ def read_calls(path: Path) -> RecordedCalls:
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"cannot read the calls in {path}: {error.strerror}", hint=_HOW) from error
+        raise UsageError(
+            f"cannot read the calls in {path}: {error.strerror}", hint=_HOW
+        ) from error
     except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {_NOT_ONE}", str(error), hint=_HOW) from error
+        raise UsageError(
+            f"{path} is not JSON: {_NOT_ONE}", str(error), hint=_HOW
+        ) from error
     demand_schema(path, data, SCHEMA)
     try:
         return RecordedCalls.from_dict(data)
@@ -96,7 +104,10 @@ def _demand_value(value: Any) -> None:
         ((kind, inner),) = value.items()
         if kind == "tensor":
             shape = made(TensorShape, inner, "tensor")
-            if any(size < 0 for size in shape.shape) or math.prod(shape.shape) > _MOST_ELEMENTS:
+            if (
+                any(size < 0 for size in shape.shape)
+                or math.prod(shape.shape) > _MOST_ELEMENTS
+            ):
                 raise ValueError(f"a tensor of shape {shape.shape}")
         elif kind == "tuple":
             _demand_value(made(list[Any], inner, kind))

@@ -30,9 +30,13 @@ def made(kind: Any, value: Any, name: str = "it") -> Any:
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
         return tuple(made(*each, name) for each in zip(kinds, value, strict=True))
     if origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {made(args[0], k, name): made(args[1], v, name) for k, v in value.items()}
+        return {
+            made(args[0], k, name): made(args[1], v, name) for k, v in value.items()
+        }
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is float and is_number and abs(value) <= sys.float_info.max:  # no nan, no infinity
+    if (
+        kind is float and is_number and abs(value) <= sys.float_info.max
+    ):  # no nan, no infinity
         return float(value)
     is_one = kind is Any or (isinstance(kind, type) and isinstance(value, kind))
     if is_one and kind is not float and (kind is not int or is_number):
@@ -49,7 +53,9 @@ def made(kind: Any, value: Any, name: str = "it") -> Any:
 def of_fields(kind: Any, data: Mapping[str, Any]) -> Any:
     """An object of a dataclass from its fields; a key that is not known is a TypeError."""
     hints = _hints(kind)
-    return kind(**{n: made(hints[n], v, n) if n in hints else v for n, v in data.items()})
+    return kind(
+        **{n: made(hints[n], v, n) if n in hints else v for n, v in data.items()}
+    )
 
 
 def known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +80,9 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
     """Check that this version can read a file, whose name in errors is ``what``."""
     found = data.get("schema") if isinstance(data, dict) else None
     if type(found) is not int or found < 1:
-        raise RunError(f"{what} was not written by autocompile: its schema is {found!r}")
+        raise RunError(
+            f"{what} was not written by autocompile: its schema is {found!r}"
+        )
     if found > newest:
         raise RunError(
             f"{what} has schema {found}, and autocompile {__version__} reads up to {newest}",

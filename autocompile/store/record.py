@@ -73,19 +73,32 @@ class TaskResult:
     outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
     step: Step = Step.IMPORT  # the last that was reached
     message: str = ""
-    where: str | None = None  # the last line of the user's own code that an exception passed
-    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
-    detail: dict[str, Any] = field(default_factory=dict)  # what is shown and decides nothing
+    where: str | None = (
+        None  # the last line of the user's own code that an exception passed
+    )
+    explained: Mapping[str, Any] | None = (
+        None  # what, details and hint of an error of ours
+    )
+    detail: dict[str, Any] = field(
+        default_factory=dict
+    )  # what is shown and decides nothing
 
     @property
     def error(self) -> TargetError | None:
         """The error that the process has explained."""
-        if not self.explained or not {"what", "details", "hint"} <= self.explained.keys():
+        if (
+            not self.explained
+            or not {"what", "details", "hint"} <= self.explained.keys()
+        ):
             return None
-        what, details, hint = (self.explained[name] for name in ("what", "details", "hint"))
+        what, details, hint = (
+            self.explained[name] for name in ("what", "details", "hint")
+        )
         if not isinstance(details, list):
             return None
-        return TargetError(str(what), *map(str, details), hint=None if hint is None else str(hint))
+        return TargetError(
+            str(what), *map(str, details), hint=None if hint is None else str(hint)
+        )
 
     @classmethod
     def read(cls: type[T], payload: Mapping[str, Any]) -> T:
@@ -118,28 +131,48 @@ class Record(TaskResult):
     phase: str
     config: CompileConfig
     batch_size: int | None
-    role: str = "search"  # "confirm" for one side of a race, "exported" for exported code
+    role: str = (
+        "search"  # "confirm" for one side of a race, "exported" for exported code
+    )
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
     duplicate_of: int | None = None  # the trial whose result was reused
     measurement: Measurement | None = None
-    compile_s: float | None = None  # extra seconds of the first three calls; in races: warm cache
-    compile_window: tuple[float, float] | None = None  # of these by time.monotonic; not kept
-    refresh_s: float | None = None  # extra seconds of a call after new weights, if constants
-    calls_per_update: int | None = None  # calls between two changes of the weights, if known
-    horizon: float | None = None  # passes that a program lives for, if compile time is to count
-    kinds: list[CallKind] | None = None  # of a workload: calls of one shape, most frequent first
+    compile_s: float | None = (
+        None  # extra seconds of the first three calls; in races: warm cache
+    )
+    compile_window: tuple[float, float] | None = (
+        None  # of these by time.monotonic; not kept
+    )
+    refresh_s: float | None = (
+        None  # extra seconds of a call after new weights, if constants
+    )
+    calls_per_update: int | None = (
+        None  # calls between two changes of the weights, if known
+    )
+    horizon: float | None = (
+        None  # passes that a program lives for, if compile time is to count
+    )
+    kinds: list[CallKind] | None = (
+        None  # of a workload: calls of one shape, most frequent first
+    )
     peak_memory_bytes: int | None = None  # of the compiled side
     eager_peak_memory_bytes: int | None = None
     held_bytes: int | None = None  # of an accelerator's memory, by the whole process
     graphs: int | None = None
     graph_breaks: int | None = None
     recompiles: int | None = None
-    weights_live: bool | None = None  # whether new weights change what the compiled side computes
+    weights_live: bool | None = (
+        None  # whether new weights change what the compiled side computes
+    )
     reference_s: float | None = None  # of the reference workload
-    wall_s: float = 0.0  # of its process without pauses; an equal part of one that is shared
+    wall_s: float = (
+        0.0  # of its process without pauses; an equal part of one that is shared
+    )
     step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
-    spans: tuple[tuple[str, float, float], ...] = ()  # step, begin and end of its work, Unix time
+    spans: tuple[
+        tuple[str, float, float], ...
+    ] = ()  # step, begin and end of its work, Unix time
     notes: list[str] = field(default_factory=list)  # sentences for the user
 
     @property
@@ -149,7 +182,9 @@ class Record(TaskResult):
     @property
     def samples(self) -> int:
         """What a measured call handles: a batch, or one call where its percentile is measured."""
-        is_percentile = self.measurement is not None and self.measurement.percent is not None
+        is_percentile = (
+            self.measurement is not None and self.measurement.percent is not None
+        )
         return 1 if is_percentile else self.batch_size or 1
 
     @property
@@ -168,7 +203,10 @@ class Record(TaskResult):
         return not (self.refresh_s and changes and not self.calls_per_update)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**{f.name: plain(getattr(self, f.name)) for f in fields(self)}, "schema": SCHEMA}
+        return {
+            **{f.name: plain(getattr(self, f.name)) for f in fields(self)},
+            "schema": SCHEMA,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
@@ -209,11 +247,18 @@ class RunFolder:
     def holds_something_else(self) -> bool:
         """Whether the folder has files that an aborted start of a run does not explain."""
         entries = {p.name for p in self.path.glob("*")}
-        left = {"lock", "trials"}  # a user's folder may have equal names: these hold nothing
+        left = {
+            "lock",
+            "trials",
+        }  # a user's folder may have equal names: these hold nothing
         if (self.path / "probe" / "request.json").is_file():
             left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
-            left |= {p.name for p in self.path.glob("study.db*")}  # which a new run makes anew
-        return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
+            left |= {
+                p.name for p in self.path.glob("study.db*")
+            }  # which a new run makes anew
+        return not entries <= left or (
+            "trials" in entries and any(self.trials.iterdir())
+        )
 
     def remove(self) -> None:
         """Remove the files and folders of a run that was aborted at its start."""
@@ -243,7 +288,9 @@ class RunFolder:
         left_out = defaultdict[str, list[int]](list)
         for number in self.numbers():
             try:
-                data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
+                data = json.loads(
+                    (self.trial(number) / "result.json").read_text("utf-8")
+                )
                 demand_schema("its result.json", data, SCHEMA)
                 records.append(Record.from_dict(data))
             except FileNotFoundError:
@@ -279,10 +326,19 @@ class Measurement:
     eager_s: tuple[float, ...]  # per call of the eager block
     compiled_s: tuple[float, ...]  # per call of the compiled block in the same round
     calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
-    flags: tuple[str, ...] = ()  # eager_slowed if eager is slower next to the other side than alone
-    leads: tuple[int, int] = (0, 0)  # untimed calls before a block: slowed, or to fill a queue
-    percent: int | None = None  # the times are this percentile of a workload's calls, each alone
-    pass_s: float | None = None  # of a compiled pass alone, about, where the times are not
+    flags: tuple[
+        str, ...
+    ] = ()  # eager_slowed if eager is slower next to the other side than alone
+    leads: tuple[int, int] = (
+        0,
+        0,
+    )  # untimed calls before a block: slowed, or to fill a queue
+    percent: int | None = (
+        None  # the times are this percentile of a workload's calls, each alone
+    )
+    pass_s: float | None = (
+        None  # of a compiled pass alone, about, where the times are not
+    )
 
     @functools.cached_property
     def speedup(self) -> Interval:

@@ -32,7 +32,9 @@ Unit = Literal["samples/s", "steps/s", "calls/s"]
 class _Part:
     """A part of a report; keys of other versions are left out when it is read."""
 
-    optional: ClassVar[tuple[str, ...]] = ()  # keys that are not there where they hold nothing
+    optional: ClassVar[
+        tuple[str, ...]
+    ] = ()  # keys that are not there where they hold nothing
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Any:
@@ -40,7 +42,9 @@ class _Part:
 
     def to_dict(self) -> dict[str, Any]:
         values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-        return {n: value for n, value in values.items() if value or n not in self.optional}
+        return {
+            n: value for n, value in values.items() if value or n not in self.optional
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +170,9 @@ class Failures(_Part):
     step: Step
     message: str  # of the first
     numbers: tuple[int, ...]
-    answered: bool = False  # none of them was tried, since other trials told the outcome
+    answered: bool = (
+        False  # none of them was tried, since other trials told the outcome
+    )
     log: str | None = None
 
 
@@ -247,8 +253,12 @@ class PhaseResult(_Part):
     ties: tuple[int, ...] = ()
     by_batch_size: tuple[SizeRow, ...] = ()
     failures: tuple[Failures, ...] = ()
-    unusable: Mapping[str, str] = field(default_factory=dict)  # why, by the name of a backend
-    dropped: Mapping[str, int] = field(default_factory=dict)  # how many settings, by reason
+    unusable: Mapping[str, str] = field(
+        default_factory=dict
+    )  # why, by the name of a backend
+    dropped: Mapping[str, int] = field(
+        default_factory=dict
+    )  # how many settings, by reason
     notes: tuple[str, ...] = ()
     tried: int | None = None
     settings: int | None = None
@@ -256,7 +266,9 @@ class PhaseResult(_Part):
     compiled_settings: int | None = None
     workload: Workload | None = None  # None: one call
     horizon: int | None = None  # calls of a program, over which compile time counts
-    as_calls_grow: tuple[FromCalls, ...] = ()  # where there is a horizon; by rising calls
+    as_calls_grow: tuple[
+        FromCalls, ...
+    ] = ()  # where there is a horizon; by rising calls
     calls: tuple[CallKind, ...] = ()  # by shape, of the best setting
     trials: tuple[Trial, ...]
     state: str = ""  # why it is too early for a verdict
@@ -311,7 +323,9 @@ class Report(_Part):
     schema: int = SCHEMA
     target: Target
     environment: Mapping[str, Any]  # torch and the machine
-    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # interpreters
+    environments: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # interpreters
     run_dir: str = "last"
     interrupted: bool = False
     running: bool = False
@@ -321,7 +335,9 @@ class Report(_Part):
     tolerance: float | None = None
     wall_s: float | None = None
     phases: Mapping[str, PhaseResult]
-    exports: Mapping[str, str] = field(default_factory=dict)  # what export prints, by format
+    exports: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what export prints, by format
     notice: str = ""  # what of the run could not be read
     recorded_calls: RecordedCalls | None = None  # that the run was given
     # Of verify --in-algorithm: each figure ``untouched``, ``tuned``, and its ``gain``.
@@ -331,7 +347,9 @@ class Report(_Part):
     def read(cls, data: Any, where: object) -> Report:
         """A report from JSON, which errors call ``where``."""
         demand_schema(where, data, SCHEMA)
-        if lost := [name for name in ("target", "environment", "phases") if name not in data]:
+        if lost := [
+            name for name in ("target", "environment", "phases") if name not in data
+        ]:
             raise UsageError(f"{where} is not a report: it has no {lost[0]}")
         try:
             report: Report = cls.from_dict(data)
@@ -455,14 +473,23 @@ class Suite(_Part):
             data = json.loads(path.read_text("utf-8"))
             demand_schema(path, data, SCHEMA)
             suite: Suite = cls.from_dict(data)
-            tried = [t for row in suite.rows for t in (row.plain, row.best, *row.settings) if t]
+            tried = [
+                t
+                for row in suite.rows
+                for t in (row.plain, row.best, *row.settings)
+                if t
+            ]
             if not all(0 < t.speedup.low <= t.speedup.high for t in tried if t.speedup):
                 raise ValueError("a speed-up is not above 0")
-            if odd := next((m for m in suite.members if Path(m.folder).name != m.folder), None):
+            if odd := next(
+                (m for m in suite.members if Path(m.folder).name != m.folder), None
+            ):
                 raise ValueError(f"{odd.folder!r} is no name of a folder")
         except OSError as error:
             hint = "autocompile suite timm   (begins one)"
-            raise RunError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
+            raise RunError(
+                f"cannot read {path}: {error.strerror or error}", hint=hint
+            ) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged, or is no suite: {error}") from None
         return suite
@@ -473,7 +500,11 @@ class Suite(_Part):
         Of a model without any result both have failed.
         """
         rows = [row for row in self.rows if row.verdict != "not_run"]
-        return [row for row in rows if row.verdict == "failed" or (row.best if best else row.plain)]
+        return [
+            row
+            for row in rows
+            if row.verdict == "failed" or (row.best if best else row.plain)
+        ]
 
     def share_right(self, best: bool) -> float | None:
         """Of these rows, those with right results; None without rows."""
@@ -511,7 +542,9 @@ class Suite(_Part):
             if len(logs) == len(rows) and right[key] > len(rows) / 2
         }
         best = max(means, key=lambda key: means[key], default="")
-        return (configs[best], math.exp(means[best])) if means.get(best, 0.0) > 0 else None
+        return (
+            (configs[best], math.exp(means[best])) if means.get(best, 0.0) > 0 else None
+        )
 
 
 def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
@@ -533,10 +566,13 @@ def rows_of(member: Member, run: str, report: Report) -> Iterator[Row]:
 NOT_TRIED = "the run ended before any other setting was tried"
 
 
-def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[str, Any]:
+def _answer(
+    phase: PhaseResult, trials: list[Trial], size: int | None
+) -> dict[str, Any]:
     configs = {json.dumps(t.config, sort_keys=True): t.config for t in trials}
     settings = [
-        _tried(config, [t for t in trials if t.config == config]) for config in configs.values()
+        _tried(config, [t for t in trials if t.config == config])
+        for config in configs.values()
     ]
     by_config = {t.key: t for t in settings}
     eager = next((t for t in trials if _is(t.config, EAGER) and t.call_s), None)
@@ -556,9 +592,14 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
         answer["confidence"] = "open"
     lost = next((t for t in trials if _is(t.config, EAGER) and not t.ok), None)
     if row is None and lost is not None:
-        return {**answer, "message": answer["message"] or f"eager mode fails: {lost.message}"}
+        return {
+            **answer,
+            "message": answer["message"] or f"eager mode fails: {lost.message}",
+        }
     if row is None and (eager is None or not answer["settings"]):
-        why = "eager mode's own trial has not ended" if answer["settings"] else NOT_TRIED
+        why = (
+            "eager mode's own trial has not ended" if answer["settings"] else NOT_TRIED
+        )
         # Of a phase with an answer the reason is about another size.
         why = phase.state or (phase.reason if phase.verdict == "failed" else why)
         return {**answer, "verdict": "not_run", "message": why}
@@ -566,7 +607,10 @@ def _answer(phase: PhaseResult, trials: list[Trial], size: int | None) -> dict[s
     found = by_config.get(Tried(config=config, outcome=Outcome.OK).key)
     if row is None or not row.is_faster or found is None:
         best = Tried(
-            config=EAGER.to_dict(), outcome=Outcome.OK, speedup=_ONE, call_s=answer["eager_call_s"]
+            config=EAGER.to_dict(),
+            outcome=Outcome.OK,
+            speedup=_ONE,
+            call_s=answer["eager_call_s"],
         )
         return {**answer, "verdict": "keep_eager", "best": best}
     best = Tried(**{**vars(found), "speedup": row.speedup})

@@ -29,7 +29,10 @@ def is_same_target(one: str, other: str) -> bool:
         return library_model(one) == library_model(other)
     (place, name), (other_place, other_name) = split_spec(one), split_spec(other)
     if place.endswith(".py") and other_place.endswith(".py"):
-        return (Path(place).resolve(), name) == (Path(other_place).resolve(), other_name)
+        return (Path(place).resolve(), name) == (
+            Path(other_place).resolve(),
+            other_name,
+        )
     return (place, name) == (other_place, other_name)
 
 
@@ -49,7 +52,9 @@ def library_model(spec: str) -> tuple[str, str, dict[str, str]] | None:
     return library, model, {key: value for key, _, value in pairs}
 
 
-def every(folder: Path = under, patterns: Sequence[str] = (HERE, ON_CLUSTER)) -> list[Path]:
+def every(
+    folder: Path = under, patterns: Sequence[str] = (HERE, ON_CLUSTER)
+) -> list[Path]:
     """Folders of runs, the most recently changed last."""
     found = [p for pattern in patterns for p in folder.glob(pattern)]
     return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]
@@ -68,7 +73,9 @@ def new_folder(spec: str) -> RunFolder:
     """The next free folder, which is made: ``runs/<target>-0001`` and so on."""
     name = short_name(spec)
     numbers = [
-        int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))
+        int(m[1])
+        for p in under.glob(f"{name}-*")
+        if (m := re.search(r"-(\d{4,})$", p.name))
     ]
     for number in itertools.count(max(numbers, default=0) + 1):
         folder = RunFolder(under / f"{name}-{number:04d}")
@@ -99,7 +106,9 @@ def latest_of(spec: str, pattern: str) -> Path:
 def name_of(path: str | Path, folder: Path = under) -> str:
     """A run's folder as it is called below the folder of all runs; elsewhere the path as it is."""
     whole, root = Path(os.path.abspath(path)), os.path.abspath(folder)
-    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
+    return (
+        whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
+    )
 
 
 def tuning(target: str, options: Mapping[str, Any], *more: str) -> str:
@@ -152,7 +161,9 @@ def find(run: str | Path) -> RunFolder:
     runs = every()
     if str(run) == "last":
         if not runs:
-            raise RunError(f"there are no runs under ./{under}", hint="autocompile tune model.py")
+            raise RunError(
+                f"there are no runs under ./{under}", hint="autocompile tune model.py"
+            )
         return RunFolder(runs[-1])
     for path in (Path(run), under / str(run)):
         if (path / "run.json").is_file():

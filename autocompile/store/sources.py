@@ -64,10 +64,14 @@ def _closure(file: Path, place: Path) -> dict[Path, bytes]:
         folders = [file.parent, path.parent, place]
         for name in _imports(path, contents.get(path, b""), place):
             parts = name.split(".")
-            for end in range(1, len(parts) + 1):  # a package's __init__ runs before its modules
+            for end in range(
+                1, len(parts) + 1
+            ):  # a package's __init__ runs before its modules
                 if (each := _module(".".join(parts[:end]), folders)) is not None:
                     todo.append(each)
-        todo += [p / "__init__.py" for p in path.parents if (p / "__init__.py").is_file()]
+        todo += [
+            p / "__init__.py" for p in path.parents if (p / "__init__.py").is_file()
+        ]
     return contents
 
 
@@ -86,6 +90,8 @@ def _imports(path: Path, source: bytes, place: Path) -> list[str]:
                 package = path.parents[node.level - 1]
                 if package != place and place not in package.parents:
                     continue
-                base = ".".join([*package.relative_to(place).parts, *filter(None, [base])])
+                base = ".".join(
+                    [*package.relative_to(place).parts, *filter(None, [base])]
+                )
             names += [base, *(f"{base}.{each.name}" for each in node.names)]
     return [name.strip(".") for name in names if name.strip(".")]

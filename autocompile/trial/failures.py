@@ -46,7 +46,10 @@ def _causes(error: BaseException) -> list[BaseException]:
     while current is not None and current not in chain:
         chain.append(current)
         following = getattr(current, "inner_exception", None) or current.__cause__
-        wraps = isinstance(current, exc.BackendCompilerFailed) and not current.__suppress_context__
+        wraps = (
+            isinstance(current, exc.BackendCompilerFailed)
+            and not current.__suppress_context__
+        )
         if following is None and wraps:
             following = current.__context__
         current = following
@@ -56,7 +59,9 @@ def _causes(error: BaseException) -> list[BaseException]:
 def outcome_of(error: BaseException, step: Step) -> Outcome:
     """What an exception at a step means for the trial."""
     causes = _causes(error)
-    if any(isinstance(e, _NO_MEMORY) or "DefaultCPUAllocator" in str(e) for e in causes):
+    if any(
+        isinstance(e, _NO_MEMORY) or "DefaultCPUAllocator" in str(e) for e in causes
+    ):
         return Outcome.OUT_OF_MEMORY
     if step is Step.IMPORT:
         return Outcome.IMPORT_ERROR
@@ -86,15 +91,25 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        why = ("no reason is known", *recompile_reasons())[-1]  # what went on until the limit
-        result.message = f"compiled anew until torch's limit, and eager from there: {why}"
+        why = ("no reason is known", *recompile_reasons())[
+            -1
+        ]  # what went on until the limit
+        result.message = (
+            f"compiled anew until torch's limit, and eager from there: {why}"
+        )
     if constant := _CONSTANT.search(str(error)):
-        result.message = "{} is a constant of the model, {}, and was marked dynamic".format(
-            *constant.groups()
+        result.message = (
+            "{} is a constant of the model, {}, and was marked dynamic".format(
+                *constant.groups()
+            )
         )
     if isinstance(error, AutocompileError):
         result.message = what = error.what
-        result.explained = {"what": what, "details": list(error.details), "hint": error.hint}
+        result.explained = {
+            "what": what,
+            "details": list(error.details),
+            "hint": error.hint,
+        }
 
 
 def where_in(error: BaseException, folder: Path) -> str | None:

@@ -51,14 +51,18 @@ class _ForkServer:
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch, self._run = torch, run
         self._proven_threads = 0
-        self._toolchain: tuple[int, Path] | None = None  # its pid, and the folder that it makes
+        self._toolchain: tuple[int, Path] | None = (
+            None  # its pid, and the folder that it makes
+        )
         self._has_compiled = False
         self._supervisors: set[int] = set()
         self._may_reap = True
         processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, self._reap)
         # Python warns of native threads too; ``_refusal`` checks more closely.
-        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", "This process .* is multi-threaded", DeprecationWarning
+        )
 
     def serve(self) -> None:
         self._reply(self._refusal())
@@ -116,7 +120,9 @@ class _ForkServer:
         """Why it cannot fork, as ``refused``, or nothing."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return {"refused": "CUDA is initialised in it"}
-        others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        others = [
+            t.name for t in threading.enumerate() if t is not threading.main_thread()
+        ]
         if others:
             return {"refused": f"a thread runs in it: {others[0]}"}
         threads = len(os.listdir("/proc/self/task"))  # those of C libraries too
@@ -144,7 +150,9 @@ class _ForkServer:
             os.close(output)
             os.environ.update(request["environment"])
             nonce = request["nonce"]
-            work = functools.partial(self._run, request["folder"], results, nonce, control, True)
+            work = functools.partial(
+                self._run, request["folder"], results, nonce, control, True
+            )
             guard(work, results, nonce, fork_server)
         finally:
             os._exit(70)
@@ -174,7 +182,9 @@ def _test_child_fails() -> str:
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
         return ""
-    return "a forked child " + ("hangs" if code == -signal.SIGALRM else "cannot compute")
+    return "a forked child " + (
+        "hangs" if code == -signal.SIGALRM else "cannot compute"
+    )
 
 
 def _compute() -> None:

@@ -60,13 +60,20 @@ def _probe(place: Path) -> None:
     place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=place.parent))
     kept = scratch
-    with contextlib.suppress(OSError, RuntimeError):  # there is no home, or it cannot be written
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autocompile"
+    with contextlib.suppress(
+        OSError, RuntimeError
+    ):  # there is no home, or it cannot be written
+        home = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "autocompile"
+        )
         text = f"{torch.__version__} {sys.version} {os.environ.get('CXX', '')}"
         cache = home / f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = cache.stat()
-        if status.st_uid == os.getuid() and not status.st_mode & 0o022:  # its code is executed
+        if (
+            status.st_uid == os.getuid() and not status.st_mode & 0o022
+        ):  # its code is executed
             kept = cache
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
     _find_vector_instructions()
@@ -80,7 +87,9 @@ def _find_vector_instructions() -> None:
     """Have Inductor try all kinds of vector instructions at once."""
     from torch._inductor import cpu_vec_isa
 
-    with contextlib.suppress(Exception):  # another torch does it one after the other below
+    with contextlib.suppress(
+        Exception
+    ):  # another torch does it one after the other below
         here = cpu_vec_isa.x86_isa_checker()
         every = cpu_vec_isa.supported_vec_isa_list
         kinds = [isa for isa in every if all(flag in here for flag in str(isa).split())]
@@ -100,8 +109,12 @@ def compile_a_little(device: str, place: Path) -> None:
             with contextlib.suppress(OSError):
                 shutil.copytree(place, f"{scratch}/cache")
             torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
-        except Exception as error:  # no C++ compiler, say: each trial that needs it will tell
-            print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
+        except (
+            Exception
+        ) as error:  # no C++ compiler, say: each trial that needs it will tell
+            print(
+                f"autocompile: nothing can be compiled here: {error}", file=sys.stderr
+            )
         finally:
             torch._dynamo.reset()
             del os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]

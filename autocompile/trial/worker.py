@@ -54,7 +54,9 @@ def run(
         task(request, channel, result)
         result.outcome = Outcome.OK
         channel.current = Step.EXIT
-    except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
+    except (
+        BaseException
+    ) as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
         failures.note_failure(result, error, channel.current)
         if request is None:
@@ -64,7 +66,9 @@ def run(
             if result.outcome is Outcome.GRAPH_BREAK:
                 result.detail["breaks"] = telemetry.breaks_of(error, home)
     channel.result(result)
-    if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
+    if (
+        descriptor is not None
+    ):  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -73,17 +73,26 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="gpus-") as scratch:
 
             def keep() -> None:
-                (folder / "gpus.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+                (folder / "gpus.json").write_text(
+                    json.dumps(found, indent=1) + "\n", "utf-8"
+                )
 
             began = time.monotonic()
-            one = autocompile.tune(TARGET, run_dir=Path(scratch) / "one", progress="plain", **ASKED)
+            one = autocompile.tune(
+                TARGET, run_dir=Path(scratch) / "one", progress="plain", **ASKED
+            )
             found["one"] = told(one, began)
             found |= {name: one.environment[name] for name in ("device_name", "torch")}
             keep()
             began = time.monotonic()
             where = Path(scratch) / "all"
             every = tune_all(
-                TARGET, ray="auto", accelerators=[kind], run_dir=where, show="plain", **ASKED
+                TARGET,
+                ray="auto",
+                accelerators=[kind],
+                run_dir=where,
+                show="plain",
+                **ASKED,
             )
             for error in every.errors.values():
                 print(repr(error), file=sys.stderr)

@@ -34,7 +34,9 @@ SPACE = SearchSpace(
     fullgraph=(False,),
     dynamic=(None, False, True),
 )
-WITH_TWINS = dataclasses.replace(SPACE, fullgraph=(False, True))  # the other one answers each
+WITH_TWINS = dataclasses.replace(
+    SPACE, fullgraph=(False, True)
+)  # the other one answers each
 
 
 def script(request: Mapping[str, Any]) -> Ending:
@@ -58,12 +60,18 @@ class Stamps(Progress):
                 raise KeyboardInterrupt
 
 
-def whole(count: int, space: SearchSpace = SPACE, budget_s: float | None = None) -> dict[str, Any]:
+def whole(
+    count: int, space: SearchSpace = SPACE, budget_s: float | None = None
+) -> dict[str, Any]:
     """A run with everything: sampler, records, Optuna, report."""
     stamps = Stamps()
     run_dir = f"run-{count}-{len(space.fullgraph)}-{budget_s}"
     tune(*stations(count, script), space, stamps, run_dir, budget_s)
-    return {"stations": count, "trials": len(stamps.at_s), "ms_per_trial": slices(stamps.at_s)}
+    return {
+        "stations": count,
+        "trials": len(stamps.at_s),
+        "ms_per_trial": slices(stamps.at_s),
+    }
 
 
 def executor_alone(count: int) -> dict[str, Any]:
@@ -100,7 +108,10 @@ def slices(at_s: Sequence[float]) -> list[float]:
 
 
 def main() -> dict[str, Any]:
-    found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
     found["executor"] = [executor_alone(8), executor_alone(64)]
     found["whole"] = [whole(8), whole(64)]
     found["with_budget"] = [whole(8, budget_s=1e7)]

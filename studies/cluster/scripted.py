@@ -27,7 +27,9 @@ def stations(
     """So many stations, and an executor over them."""
     names = [f"host{n}" for n in range(count)]
     probe = probed(options=["limit"])
-    found = ScriptedStations(names, lambda name: FakeExecutor(script, probe), measure_s=measure_s)
+    found = ScriptedStations(
+        names, lambda name: FakeExecutor(script, probe), measure_s=measure_s
+    )
     return found, ClusterExecutor(found.links, found.receive, found.clock)
 
 

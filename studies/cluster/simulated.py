@@ -31,7 +31,9 @@ def script(request: Mapping[str, Any]) -> Ending:
     digest = hashlib.sha256(text.encode()).digest()
     is_eager = request["config"]["backend"] == "eager"
     wall_s = 8.0 if is_eager else 8.0 + 32.0 * digest[1] / 255
-    ending = measured(1.0 if is_eager else 1.0 + digest[0] / 256, compile_s=wall_s - MEASURE_S)
+    ending = measured(
+        1.0 if is_eager else 1.0 + digest[0] / 256, compile_s=wall_s - MEASURE_S
+    )
     return dataclasses.replace(ending, wall_s=wall_s)
 
 

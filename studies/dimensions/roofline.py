@@ -75,7 +75,12 @@ def ways(layer: torch.nn.Module, x: torch.Tensor) -> list[Callable[[], object]]:
         turned = copy.deepcopy(layer).to(memory_format=torch.channels_last)
         found.append(lambda: turned(last))
         packed = torch.ops.mkldnn._reorder_convolution_weight(
-            layer.weight, layer.padding, layer.stride, layer.dilation, layer.groups, list(x.shape)
+            layer.weight,
+            layer.padding,
+            layer.stride,
+            layer.dilation,
+            layer.groups,
+            list(x.shape),
         )
 
         def pointwise() -> object:
@@ -111,7 +116,9 @@ def main() -> None:
         "schema": 1,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "gflops_by_size": {size: round(value / 1e9, 1) for size, value in peaks.items()},
+        "gflops_by_size": {
+            size: round(value / 1e9, 1) for size, value in peaks.items()
+        },
         "batch": found,
     }
     (HERE / "cpu").mkdir(exist_ok=True)

@@ -54,7 +54,11 @@ def tune(path: str, budget_s: str = "75") -> None:
         budget_s=float(budget_s),
         run_dir=RUNS / name,
     )
-    print(json.dumps({n: p["best"] for n, p in result.to_dict()["phases"].items()}, indent=1))
+    print(
+        json.dumps(
+            {n: p["best"] for n, p in result.to_dict()["phases"].items()}, indent=1
+        )
+    )
 
 
 def run() -> None:
@@ -78,7 +82,9 @@ def run() -> None:
             rows.append({**row, "text": text, **_in_a_process(str(target), to, work)})
             print(to, rows[-1].get("error", ""), flush=True)
             found = {"environment": report["environment"], "rows": rows}
-            (HERE / device / "exports.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            (HERE / device / "exports.json").write_text(
+                json.dumps(found, indent=1) + "\n", "utf-8"
+            )
     table(device)
 
 
@@ -87,7 +93,12 @@ def _in_a_process(target: str, to: str, work: Path) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).resolve()), "child", target, to]
     began = time.monotonic()
     done = subprocess.run(
-        command, cwd=work, env={**os.environ, **KEEP}, capture_output=True, text=True, timeout=200
+        command,
+        cwd=work,
+        env={**os.environ, **KEEP},
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     seconds = round(time.monotonic() - began, 1)
     if done.returncode:
@@ -127,7 +138,11 @@ def child(target: str, to: str) -> None:
     with torch.no_grad():
         same = torch.allclose(eager(*inputs), model(*inputs), rtol=1e-3, atol=1e-4)
         forward = _times(lambda: eager(*inputs), lambda: model(*inputs))
-    found["forward"] = {"graphs": counters["stats"]["unique_graphs"], "same": same, **forward}
+    found["forward"] = {
+        "graphs": counters["stats"]["unique_graphs"],
+        "same": same,
+        **forward,
+    }
     inner = getattr(optimizer, "optimizer", optimizer)
     lr = inner.param_groups[0]["lr"]
     beside = type(inner)(eager.parameters(), lr=float(lr))
@@ -135,7 +150,9 @@ def child(target: str, to: str) -> None:
         generator = torch.Generator().manual_seed(0)
         for p in each.parameters():
             noise = torch.randn(p.shape, generator=generator) * 1e-2
-            p.grad = torch.empty_like(p).copy_(noise)  # laid out as backward would leave it
+            p.grad = torch.empty_like(p).copy_(
+                noise
+            )  # laid out as backward would leave it
     counters.clear()
     step = names.get("step", optimizer.step)
     before = [p.detach().clone() for p in eager.parameters()]
@@ -156,7 +173,9 @@ def child(target: str, to: str) -> None:
         "lr": float(lr),
         "fused": group.get("fused"),
         "channels_last": any(
-            p.dim() == 4 and p.is_contiguous(memory_format=last) and not p.is_contiguous()
+            p.dim() == 4
+            and p.is_contiguous(memory_format=last)
+            and not p.is_contiguous()
             for p in model.parameters()
         ),
     }
@@ -194,7 +213,11 @@ def _of_lightning(names: dict[str, Any]) -> tuple[Any, Any]:
             own = names.get("configure_optimizers")
             return own(self) if own else names["optimizer"]
 
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = pytorch_lightning.Trainer(
         max_epochs=1, accelerator="cpu", enable_checkpointing=False, **quiet
     )
@@ -223,7 +246,11 @@ def _times(eager: Callable[[], Any], other: Callable[[], Any]) -> dict[str, Any]
             for _ in range(count):  # what the other one left in the caches
                 call()
             into.append(_block(call, count))
-    return {"speedup": speedup(eager_s, other_s).to_dict(), "eager_s": eager_s, "own_s": other_s}
+    return {
+        "speedup": speedup(eager_s, other_s).to_dict(),
+        "eager_s": eager_s,
+        "own_s": other_s,
+    }
 
 
 def _calls(call: Callable[[], Any]) -> int:
@@ -240,14 +267,19 @@ def _block(call: Callable[[], Any], count: int) -> float:
 def table(device: str = "cpu") -> None:
     rows = json.loads((HERE / device / "exports.json").read_text("utf-8"))["rows"]
     print(
-        "| model | export | forward: graphs, speed-up (confirmed) | step: graphs, speed-up ", end=""
+        "| model | export | forward: graphs, speed-up (confirmed) | step: graphs, speed-up ",
+        end="",
     )
     print("(confirmed) | settings seen |\n|---|---|---|---|---|")
     for row in rows:
         if "error" in row:
             print(f"| {row['target']} | {row['to']} | failed | | |")
             continue
-        cells = [row["target"], row["to"], *(_cell(row, n) for n in ("forward", "optimizer_step"))]
+        cells = [
+            row["target"],
+            row["to"],
+            *(_cell(row, n) for n in ("forward", "optimizer_step")),
+        ]
         seen = ", ".join(f"{k} {v}" for k, v in row["settings"].items())
         print(f"| {' | '.join(cells)} | {seen} |")
 
@@ -274,4 +306,6 @@ def _cell(row: dict[str, Any], phase: str) -> str:
 
 
 if __name__ == "__main__":
-    {"tune": tune, "run": run, "child": child, "table": table}[sys.argv[1]](*sys.argv[2:])
+    {"tune": tune, "run": run, "child": child, "table": table}[sys.argv[1]](
+        *sys.argv[2:]
+    )

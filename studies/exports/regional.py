@@ -148,11 +148,15 @@ def entry() -> None:
         none = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         for name, options in (("all_guards_us", usual), ("no_guards_us", none)):
             torch._dynamo.reset()
-            compile_blocks(repeated_blocks(model), {"backend": idle, "options": options})
+            compile_blocks(
+                repeated_blocks(model), {"backend": idle, "options": options}
+            )
             found[name] = us(call)
         block._compiled_call_impl = lambda *args, **kwargs: result[0]
         found["module_call_us"] = us(call)
-    (HERE / "regional_entry.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    (HERE / "regional_entry.json").write_text(
+        json.dumps(found, indent=1) + "\n", "utf-8"
+    )
     print(found)
 
 
@@ -168,7 +172,11 @@ def run(arm: str, batch_size: int, toolchain: Path) -> dict[str, Any]:
         done = subprocess.run(
             command, env=environment, check=True, stdout=subprocess.PIPE, text=True
         )
-    return {"arm": arm, "batch_size": batch_size, **json.loads(done.stdout.splitlines()[-1])}
+    return {
+        "arm": arm,
+        "batch_size": batch_size,
+        **json.loads(done.stdout.splitlines()[-1]),
+    }
 
 
 def main() -> None:
@@ -209,7 +217,9 @@ def table(found: dict[str, Any]) -> None:
     for batch_size in BATCH_SIZES:
         for arm in ARMS:
             rows = [
-                r for r in found["processes"] if (r["arm"], r["batch_size"]) == (arm, batch_size)
+                r
+                for r in found["processes"]
+                if (r["arm"], r["batch_size"]) == (arm, batch_size)
             ]
             if not rows:
                 continue

@@ -72,7 +72,9 @@ def run(arm: str, settings: Path) -> dict[str, Any]:
     """Start a process with empty caches and wait for its result."""
     with tempfile.TemporaryDirectory() as empty:
         environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("TORCHINDUCTOR")},
+            **{
+                k: v for k, v in os.environ.items() if not k.startswith("TORCHINDUCTOR")
+            },
             "TORCHINDUCTOR_CACHE_DIR": f"{empty}/cache",
             "TRITON_CACHE_DIR": f"{empty}/triton",
             "TMPDIR": empty,
@@ -107,7 +109,9 @@ def main() -> None:
         alone = Path(folder) / "alone" / "tuned.json"
         alone.parent.mkdir()
         (entry,) = TunedSet.read(path).entries
-        alone.write_text(TunedSet((dataclasses.replace(entry, cache={}),)).to_json(), "utf-8")
+        alone.write_text(
+            TunedSet((dataclasses.replace(entry, cache={}),)).to_json(), "utf-8"
+        )
         shutil.copy(cache, alone.with_suffix(".cache"))
         order = [arm for arm in ARMS for _ in range(PROCESSES)]
         random.Random(SEED).shuffle(order)
@@ -119,7 +123,9 @@ def main() -> None:
             fingerprint = json.loads(file.read("fingerprint.json"))
         found = {
             "schema": 1,
-            "fingerprint": {k: v for k, v in fingerprint.items() if not str(v).startswith("/")},
+            "fingerprint": {
+                k: v for k, v in fingerprint.items() if not str(v).startswith("/")
+            },
             "batch_size": BATCH_SIZE,
             "export_s": round(export_s, 2),
             "cache_bytes": cache.stat().st_size,
@@ -147,14 +153,20 @@ def table(found: dict[str, Any]) -> None:
     def drawn(values: Any) -> Any:
         return np.median(generator.choice(values, (10_000, len(values))), axis=1)
 
-    print("| | processes | to the first result | of it importing | cold is so many times longer |")
+    print(
+        "| | processes | to the first result | of it importing | cold is so many times longer |"
+    )
     print("|---|---|---|---|---|")
     for arm, own in seconds.items():
-        importing = np.median([r["import_s"] for r in found["processes"] if r["arm"] == arm])
+        importing = np.median(
+            [r["import_s"] for r in found["processes"] if r["arm"] == arm]
+        )
         low, high = np.percentile(drawn(seconds["cold"]) / drawn(own), (2.5, 97.5))
         ratio = np.median(seconds["cold"]) / np.median(own)
         interval = "" if arm == "cold" else f"{ratio:.2f} [{low:.2f}, {high:.2f}]"
-        print(f"| {arm} | {len(own)} | {np.median(own):.2f} s | {importing:.2f} s | {interval} |")
+        print(
+            f"| {arm} | {len(own)} | {np.median(own):.2f} s | {importing:.2f} s | {interval} |"
+        )
 
 
 if __name__ == "__main__":

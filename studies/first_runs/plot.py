@@ -39,7 +39,11 @@ def rows(folder: Path) -> Iterator[tuple[str, dict[str, Any], bool]]:
             if "confidence" in phase:  # not in reports of the earliest version
                 size = phase["best"]["batch_size"]
                 where = f", batch {size}" if size else ""
-                yield f"{path.stem}: {name}{where}", phase["best"], phase["confidence"]["decided"]
+                yield (
+                    f"{path.stem}: {name}{where}",
+                    phase["best"],
+                    phase["confidence"]["decided"],
+                )
 
 
 def at(ratio: float) -> float:
@@ -59,7 +63,9 @@ def row(y: float, name: str, best: dict[str, Any], decided: bool) -> Iterator[st
     """One phase: its name, plain torch.compile(), the best setting with its interval, the gain."""
     gain = best["speedup"]
     yield text(12, y + 4, name)
-    if over := best["speedup_against_default"]:  # None where plain torch.compile() was not raced
+    if over := best[
+        "speedup_against_default"
+    ]:  # None where plain torch.compile() was not raced
         x = at(gain["value"] / over["value"]) - 4
         yield f'<rect x="{x:.1f}" y="{y - 4}" width="8" height="8" class="plain"/>'
     yield line(at(gain["low"]), y, at(gain["high"]), y, "gain")
@@ -86,7 +92,9 @@ def figure() -> str:
             parts += row(y, name, best, decided)
         y += ROW + 8
     bottom = y - 14
-    axis = [line(at(x), TOP, at(x), bottom, "one" if x == 1 else "") for x in (1, 2, 4, 8)]
+    axis = [
+        line(at(x), TOP, at(x), bottom, "one" if x == 1 else "") for x in (1, 2, 4, 8)
+    ]
     labels = [text(at(x), bottom + 17, f"{x}×", "dim", "middle") for x in (1, 2, 4, 8)]
     labels.append(text(12, bottom + 17, "speed-up over eager mode", "dim"))
     height = bottom + 28

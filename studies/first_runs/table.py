@@ -21,7 +21,9 @@ for path in sorted(HERE.glob("*/*.json")):
         for row in phase["by_batch_size"]:
             config, speedup = settings[row["number"]], row["speedup"]
             label = CompileConfig.from_dict(config).label()
-            interval = f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"
+            interval = (
+                f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"
+            )
             print(
                 f"| {path.parent.name} | {path.stem} | {name} | {row['batch_size'] or '-'} "
                 f"| {label} | {interval} | {row['confirmed_processes']} | {phase['verdict']} |"

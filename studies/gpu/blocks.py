@@ -38,7 +38,10 @@ def main() -> None:
     module = target(asked.model)
     torch.manual_seed(0)
     x = module.get_inputs().cuda()
-    sides = {kind: step_of(module, x, kind) for kind in ("eager", "plain", "graph of the step")}
+    sides = {
+        kind: step_of(module, x, kind)
+        for kind in ("eager", "plain", "graph of the step")
+    }
     times: dict[str, dict[str, list[float]]] = {kind: {} for kind in sides}
     for _ in range(TURNS):
         for kind, step in sides.items():
@@ -51,12 +54,19 @@ def main() -> None:
                         took_s = timed(sides[kind], lead, calls)
                         times[kind].setdefault(form, []).append(took_s)
     ms = {
-        kind: {form: round(statistics.median(found) * 1e3, 4) for form, found in by_form.items()}
+        kind: {
+            form: round(statistics.median(found) * 1e3, 4)
+            for form, found in by_form.items()
+        }
         for kind, by_form in times.items()
     }
     for form in ms["eager"]:
         print(f"{form:32}", *(f"{by_form[form]:9.3f}" for by_form in ms.values()))
-    found = {"model": asked.model, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found = {
+        "model": asked.model,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
     asked.to.parent.mkdir(parents=True, exist_ok=True)
     asked.to.write_text(json.dumps({**found, "ms": ms}, indent=1) + "\n")
 
@@ -82,7 +92,9 @@ def step_of(module: Any, x: torch.Tensor, kind: str) -> Callable[[], Any]:
 
 def graph_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
     """A step in bfloat16, recorded by hand."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, fused=True, capturable=True
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -25,7 +25,8 @@ def kind_of(config: dict[str, Any]) -> str:
         "whole step": config.get("scope") == "step",
         "frozen": config.get("freezing"),
         "cpp_wrapper": options.get("cpp_wrapper"),
-        "max-autotune": "autotune" in config.get("mode", "") or "max_autotune" in options,
+        "max-autotune": "autotune" in config.get("mode", "")
+        or "max_autotune" in options,
         "baked": options.get("weights") == "baked",
     }
     return " ".join([backend, *(name for name, is_so in named.items() if is_so)])
@@ -52,15 +53,26 @@ def main() -> None:
         for trial in trials_of(path):
             if trial["outcome"] == "ok":
                 steps = trial["step_s"]
-                row = [steps.get(name, 0.0) for name in ("compile", "verify", "measure")]
+                row = [
+                    steps.get(name, 0.0) for name in ("compile", "verify", "measure")
+                ]
                 found[kind_of(trial["config"])].append(row)
     table = {}
-    print(f"{'':32} trials  compile  verify  measure  verify/compile  longer than compile")
+    print(
+        f"{'':32} trials  compile  verify  measure  verify/compile  longer than compile"
+    )
     for kind, rows in sorted(found.items()):
         seconds = [round(median(column), 2) for column in zip(*rows, strict=True)]
-        ratio = round(median(v / c for c, v, _ in rows if c), 2) if kind != "eager" else 0.0
+        ratio = (
+            round(median(v / c for c, v, _ in rows if c), 2) if kind != "eager" else 0.0
+        )
         longer = sum(v > c for c, v, _ in rows)
-        table[kind] = {"trials": len(rows), "seconds": seconds, "ratio": ratio, "longer": longer}
+        table[kind] = {
+            "trials": len(rows),
+            "seconds": seconds,
+            "ratio": ratio,
+            "longer": longer,
+        }
         shown = "".join(f"{s:9.2f}" for s in seconds)
         print(f"{kind:32} {len(rows):6} {shown} {ratio:9.2f} {longer:9}")
     if options.to:

@@ -21,13 +21,17 @@ from autocompile.search.effects import Prior  # noqa: E402
 def main() -> None:
     print(f"{'behind the best after':22} {'1':>6} {'2':>6} {'3':>6} {'4 tries'}")
     for path in sorted((ROOT / "studies/gpu/h100").glob("*.json")):
-        timed = [(c, log) for _, _, c, log, _ in rows_of_reference(path) if log is not None]
+        timed = [
+            (c, log) for _, _, c, log, _ in rows_of_reference(path) if log is not None
+        ]
         kind = rows_of_reference(path)[0][0]
         priors = learn(tables(), without=path.stem)
         prior = Prior(**priors[kind])
         order = sorted(timed, key=lambda row: -prior.mean(row[0]))
         best = max(log for _, log in timed)
-        behind = [math.expm1(best - max(log for _, log in order[:n])) for n in (1, 2, 3, 4)]
+        behind = [
+            math.expm1(best - max(log for _, log in order[:n])) for n in (1, 2, 3, 4)
+        ]
         print(f"{path.stem:22} " + " ".join(f"{100 * b:5.1f}%" for b in behind))
 
 

@@ -91,7 +91,16 @@ def resident(pid: int) -> int:
 
 def peak_of(phase: str, device: str, backend: str) -> dict[str, Any]:
     """Outcome and peak bytes of a trial."""
-    command = [sys.executable, __file__, "child", phase, "--device", device, "--backend", backend]
+    command = [
+        sys.executable,
+        __file__,
+        "child",
+        phase,
+        "--device",
+        device,
+        "--backend",
+        backend,
+    ]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -121,7 +130,11 @@ def peak_of(phase: str, device: str, backend: str) -> dict[str, Any]:
     bytes_ = 4 * LAYERS * width() ** 2
     peak_bytes = of_gpu if device == "cuda" else peak - level
     print(phase, outcome, round(peak_bytes / bytes_, 2), flush=True)
-    return {"outcome": outcome, "peak": peak_bytes, "over_parameters": peak_bytes / bytes_}
+    return {
+        "outcome": outcome,
+        "peak": peak_bytes,
+        "over_parameters": peak_bytes / bytes_,
+    }
 
 
 def main() -> None:
@@ -139,7 +152,11 @@ def main() -> None:
     path = Path(args.file)
     table = json.loads(path.read_text()) if path.exists() else {}
     rows = {phase: peak_of(phase, args.device, args.backend) for phase in PHASES}
-    about = {"parameters": LAYERS * width() ** 2, "device": args.device, "backend": args.backend}
+    about = {
+        "parameters": LAYERS * width() ** 2,
+        "device": args.device,
+        "backend": args.backend,
+    }
     table[args.name] = {"torch": torch.__version__, **about, "phases": rows}
     path.write_text(json.dumps(table, indent=1) + "\n")
 

@@ -70,15 +70,34 @@ class Spec:
 _GPU = (
     Model("gpt2_step", "cuda", "train_step", ("gpt.transformer.h",), gpu_gb=9),
     Model("llama_decode", "cuda", "forward", ("blocks",), gpu_gb=3),
-    Model("bert_step", "cuda", "train_step", ("bert.bert.encoder.layer",), gpu_gb=6, draws=True),
+    Model(
+        "bert_step",
+        "cuda",
+        "train_step",
+        ("bert.bert.encoder.layer",),
+        gpu_gb=6,
+        draws=True,
+    ),
     Model("resnet_step", "cuda", "train_step", has_convolutions=True, gpu_gb=9),
     Model("llama_prefill", "cuda", "forward", ("llama.model.layers",), gpu_gb=3),
-    Model("vit_forward", "cuda", "forward", ("vit.vit.layers", "vit.vit.encoder.layer"), gpu_gb=2),
+    Model(
+        "vit_forward",
+        "cuda",
+        "forward",
+        ("vit.vit.layers", "vit.vit.encoder.layer"),
+        gpu_gb=2,
+    ),
     Model("ppo_cnn", "cuda", "forward", has_convolutions=True, gpu_gb=2),
     Model("ppo_adam", "cuda", "optimizer_step", gpu_gb=2),
     Model("whisper_encoder", "cuda", "forward", ("encoder.layers",), gpu_gb=3),
     Model("convnext_forward", "cuda", "forward", has_convolutions=True, gpu_gb=2),
-    Model("vit_step", "cuda", "train_step", ("vit.vit.layers", "vit.vit.encoder.layer"), gpu_gb=8),
+    Model(
+        "vit_step",
+        "cuda",
+        "train_step",
+        ("vit.vit.layers", "vit.vit.encoder.layer"),
+        gpu_gb=8,
+    ),
 )
 _CPU = (
     Model("decoder_deep", "cpu", "forward", ("blocks",)),
@@ -104,7 +123,11 @@ def settings(model: Model) -> list[Spec]:
     if model.phase == "optimizer_step":
         return _of_optimizer()
     if model.phase == "train_step":
-        return _on_gpu_training(model) if model.device == "cuda" else _on_cpu_training(model)
+        return (
+            _on_gpu_training(model)
+            if model.device == "cuda"
+            else _on_cpu_training(model)
+        )
     return _on_gpu(model) if model.device == "cuda" else _on_cpu(model)
 
 
@@ -133,7 +156,12 @@ def _on_gpu_training(model: Model) -> list[Spec]:
         Spec("reduce-overhead fused", "model", _OVERHEAD, "fused"),
         Spec("step", "step"),
         Spec("step fused", "step", {}, "fused"),
-        Spec("reduce-overhead capturable", "step", _OVERHEAD, "capturable" if is_adam else "fused"),
+        Spec(
+            "reduce-overhead capturable",
+            "step",
+            _OVERHEAD,
+            "capturable" if is_adam else "fused",
+        ),
         Spec("descent fused", "model", _DESCENT, "fused"),
         Spec("reduce-overhead compiled", "model", _OVERHEAD, "compiled"),
     ]
@@ -158,7 +186,9 @@ def _on_gpu(model: Model) -> list[Spec]:
         found += [
             Spec("eager channels_last", memory_format=_LAST),
             Spec("compile channels_last", "model", memory_format=_LAST),
-            Spec("reduce-overhead channels_last", "model", _OVERHEAD, memory_format=_LAST),
+            Spec(
+                "reduce-overhead channels_last", "model", _OVERHEAD, memory_format=_LAST
+            ),
         ]
     return found
 

@@ -68,7 +68,9 @@ def main() -> None:
     axes[0].set_yticks(range(len(paths)), labels, fontsize=8)
     for one in axes:
         one.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncol=4, fontsize=8)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="lower center", ncol=4, fontsize=8
+    )
     figure.tight_layout(rect=(0, 0.1, 1, 1))
     figure.savefig(HERE / "h100.svg")
 

@@ -36,7 +36,9 @@ def of_timm(name: str, size: int) -> Callable[[], tuple[Any, Any]]:
     return made
 
 
-def of_transformers(name: str, config: str, layers: dict[str, int], shape: tuple[int, int]) -> Any:
+def of_transformers(
+    name: str, config: str, layers: dict[str, int], shape: tuple[int, int]
+) -> Any:
     def made() -> tuple[Any, Any]:
         import transformers
 
@@ -54,7 +56,9 @@ NETWORKS = {
     "bert_step": of_transformers(
         "BertForMaskedLM", "BertConfig", {"num_hidden_layers": 6}, (16, 128)
     ),
-    "gpt2_step": of_transformers("GPT2LMHeadModel", "GPT2Config", {"n_layer": 6}, (8, 512)),
+    "gpt2_step": of_transformers(
+        "GPT2LMHeadModel", "GPT2Config", {"n_layer": 6}, (8, 512)
+    ),
 }
 
 
@@ -78,16 +82,29 @@ def main() -> None:
             step()
         torch.cuda.synchronize()
         taken = time.perf_counter() - began
-        rows.append({"mode": mode, "precision": precision, "first_calls_s": round(taken, 1)})
+        rows.append(
+            {"mode": mode, "precision": precision, "first_calls_s": round(taken, 1)}
+        )
         steps.append(step)
         print(rows[-1], flush=True)
     for row, values in zip(rows, in_turns(steps), strict=True):
         row["ms"] = [round(value, 4) for value in values]
-        print(row["mode"], row["precision"], round(statistics.median(values), 3), flush=True)
-    found = {"network": asked.network, "gpu": torch.cuda.get_device_name(), "rows": rows}
+        print(
+            row["mode"],
+            row["precision"],
+            round(statistics.median(values), 3),
+            flush=True,
+        )
+    found = {
+        "network": asked.network,
+        "gpu": torch.cuda.get_device_name(),
+        "rows": rows,
+    }
     found["has_convolutions"] = any(p.dim() == 4 for p in model.parameters())
     asked.to.parent.mkdir(parents=True, exist_ok=True)
-    asked.to.write_text(json.dumps({**found, "torch": torch.__version__}, indent=1) + "\n")
+    asked.to.write_text(
+        json.dumps({**found, "torch": torch.__version__}, indent=1) + "\n"
+    )
 
 
 def step_of(model: Any, x: Any, mode: str, precision: str) -> Callable[[], None]:
@@ -101,12 +118,16 @@ def step_of(model: Any, x: Any, mode: str, precision: str) -> Callable[[], None]
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = True  # as by default
         optimizer.zero_grad(set_to_none=True)
-        context = torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext()
+        context = (
+            torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext()
+        )
         with context:
             output = given(x)
             logits = getattr(output, "logits", output)
             labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=x.device)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, -2), labels.flatten()
+            )
         loss.backward()
         optimizer.step()
 

@@ -62,19 +62,25 @@ class Side:
         of: the phase and where the repeated blocks stand.
     """
 
-    def __init__(self, target: Any, model: Any, inputs: Any, spec: Spec, of: Model) -> None:
+    def __init__(
+        self, target: Any, model: Any, inputs: Any, spec: Spec, of: Model
+    ) -> None:
         import torch
 
         if spec.memory_format:
             last = getattr(torch, spec.memory_format)
             model = model.to(memory_format=last)
-            inputs = mapped(inputs, lambda t: t.to(memory_format=last) if t.dim() == 4 else t)
+            inputs = mapped(
+                inputs, lambda t: t.to(memory_format=last) if t.dim() == 4 else t
+            )
         self.model, self.optimizer = model, None
         trains = of.phase != "forward"
         model.train(of.phase == "train_step")
         if trains:
             self.optimizer = rebuilt(target.get_optimizer(model), spec.optimizer)
-        arguments = {k: dict(v) if isinstance(v, dict) else v for k, v in spec.arguments.items()}
+        arguments = {
+            k: dict(v) if isinstance(v, dict) else v for k, v in spec.arguments.items()
+        }
         compiled = functools.partial(torch.compile, **arguments)
         called = model
         if spec.compiled == "model":
@@ -101,7 +107,9 @@ class Side:
         def optimize() -> None:
             step()
 
-        call = {"forward": forward, "train_step": train, "optimizer_step": optimize}[of.phase]
+        call = {"forward": forward, "train_step": train, "optimizer_step": optimize}[
+            of.phase
+        ]
         self.call = compiled(call) if spec.compiled == "step" else call
         if of.phase == "optimizer_step":
             torch.manual_seed(2)
@@ -151,7 +159,9 @@ def tensors_of(output: Any) -> list[Any]:
         return [output]
     if isinstance(output, dict):
         output = list(output.values())
-    return [t for part in output for t in tensors_of(part)] if output is not None else []
+    return (
+        [t for part in output for t in tensors_of(part)] if output is not None else []
+    )
 
 
 def apart(found: list[Any], expected: list[Any]) -> float:
@@ -244,10 +254,18 @@ def measured(
     found["first_s"], got = first_calls(compiled)
     found["compile_to"] = time.time()
     stats = dict(counters["stats"])
-    found["graphs"], found["nodes"] = stats.get("unique_graphs", 0), stats.get("calls_captured", 0)
+    found["graphs"], found["nodes"] = (
+        stats.get("unique_graphs", 0),
+        stats.get("calls_captured", 0),
+    )
     found["skipped_graphs"] = counters["inductor"].get("cudagraph_skips", 0)
     if of.phase == "optimizer_step":
-        pairs = zip(began_with, eager.model.parameters(), compiled.model.parameters(), strict=True)
+        pairs = zip(
+            began_with,
+            eager.model.parameters(),
+            compiled.model.parameters(),
+            strict=True,
+        )
         moves = [(e.detach() - b, c.detach() - b) for b, e, c in pairs]
         found["off"] = apart([c for _, c in moves], [e for e, _ in moves])
     elif of.phase == "train_step":
@@ -275,13 +293,17 @@ def measured(
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
             seconds_of(side, 2)
-            found[f"{name}_peak_mb"] = (torch.cuda.max_memory_allocated() - held) / 2**20
+            found[f"{name}_peak_mb"] = (
+                torch.cuda.max_memory_allocated() - held
+            ) / 2**20
     if on_gpu:
         found["reserved_mb"] = torch.cuda.memory_reserved() / 2**20
     else:
         found["rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found["compile_s"] = max(0.0, sum(found["first_s"]) - 3 * per_call["compiled"])
-    with contextlib.suppress(Exception):  # its processes would spin beside what is timed
+    with contextlib.suppress(
+        Exception
+    ):  # its processes would spin beside what is timed
         from torch._inductor.async_compile import shutdown_compile_workers
 
         shutdown_compile_workers()
@@ -378,7 +400,9 @@ class Timed:
                         waiting += self._collect(work, f"over {work.limit_s:.0f} s")
                 ready = [w for w in self.running if w.is_ready]
                 is_stuck = not waiting or not self._fits(waiting[0])
-                if ready and (len(ready) >= 6 or is_stuck or len(ready) == len(self.running)):
+                if ready and (
+                    len(ready) >= 6 or is_stuck or len(ready) == len(self.running)
+                ):
                     waiting += self._time(ready)
                 time.sleep(0.1)
         finally:
@@ -420,7 +444,11 @@ class Timed:
                 break
             (work.folder / "go").touch()
             began = time.time()
-            while alive(work.pid) and not work.is_written and time.time() - began < TIMED_S:
+            while (
+                alive(work.pid)
+                and not work.is_written
+                and time.time() - began < TIMED_S
+            ):
                 time.sleep(0.02)
             further += self._collect(work, "died while it was timed")
         for work in others:
@@ -460,7 +488,11 @@ def started(folder: Path, told: dict[str, Any], how: str) -> int:
         with (folder / "log").open("w") as log:
             command = [sys.executable, str(HERE / "reference.py"), "--one", str(folder)]
             return subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             ).pid
     if pid := os.fork():
         return pid
@@ -480,7 +512,9 @@ def tree(pid: int) -> list[int]:
     found, of = [pid], {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
-            of[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+            of[int(path.parent.name)] = int(
+                path.read_text().rpartition(")")[2].split()[1]
+            )
     for one in found:
         found += [child for child, parent in of.items() if parent == one]
     return found
@@ -509,7 +543,9 @@ def ended(pid: int) -> None:
 def way_to_start(device: str) -> str:
     """``fork`` if a forked process can use the device, with all modules imported."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool here; children make their own
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
+        "1"  # no pool here; children make their own
+    )
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx
@@ -551,7 +587,9 @@ def machine(device: str) -> dict[str, Any]:
     facts |= {"host": platform.machine(), "cores": len(os.sched_getaffinity(0))}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        facts["cpu"] = next(x.split(": ")[1] for x in lines if x.startswith("model name"))
+        facts["cpu"] = next(
+            x.split(": ")[1] for x in lines if x.startswith("model name")
+        )
     with contextlib.suppress(Exception):
         from importlib.metadata import version
 
@@ -561,7 +599,11 @@ def machine(device: str) -> dict[str, Any]:
                 facts[name] = version(name)
     if device == "cuda":
         asked = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"],
+            [
+                "nvidia-smi",
+                "--query-gpu=driver_version,power.limit",
+                "--format=csv,noheader",
+            ],
             capture_output=True,
             text=True,
         )
@@ -590,7 +632,9 @@ def works_of(
                 place / "0",
                 place / "cache",
                 options.limit * (1.0 if is_slow else 0.8),
-                (AUTOTUNE_THREADS if is_slow else THREADS) if options.jobs > 1 else cores,
+                (AUTOTUNE_THREADS if is_slow else THREADS)
+                if options.jobs > 1
+                else cores,
             )
         )
     return found
@@ -600,18 +644,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--models", default="", help="names, with commas; all if left out")
+    parser.add_argument(
+        "--models", default="", help="names, with commas; all if left out"
+    )
     parser.add_argument("--only", default="", help="names of settings, with commas")
-    parser.add_argument("--jobs", type=int, default=None, help="compile so many at once")
-    parser.add_argument("--until", type=float, default=1e9, help="seconds; what is left is dropped")
-    parser.add_argument("--limit", type=float, default=None, help="seconds for one to be ready")
-    parser.add_argument("--again", type=int, default=AGAIN, help="second processes, of the fastest")
+    parser.add_argument(
+        "--jobs", type=int, default=None, help="compile so many at once"
+    )
+    parser.add_argument(
+        "--until", type=float, default=1e9, help="seconds; what is left is dropped"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=None, help="seconds for one to be ready"
+    )
+    parser.add_argument(
+        "--again", type=int, default=AGAIN, help="second processes, of the fastest"
+    )
     parser.add_argument("--to", type=Path, default=None, help="folder")
     options = parser.parse_args()
     if options.one:
         in_process(json.loads((options.one / "work.json").read_text()), options.one)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # so that what was started is ended
     began = time.time()
     if options.jobs is None:
         options.jobs = 12 if options.device == "cuda" else 1
@@ -630,7 +686,9 @@ def main() -> None:
     works: list[Work] = []
     for model in chosen:
         specs = [
-            s for s in settings(model) if not options.only or s.name in options.only.split(",")
+            s
+            for s in settings(model)
+            if not options.only or s.name in options.only.split(",")
         ]
         own = works_of(model, specs, scratch, options)
         works += own
@@ -674,7 +732,15 @@ def main() -> None:
             if spec.name in best or spec.name == "compile":
                 place = scratch / name / spec.name.replace(" ", "_")
                 again.append(
-                    Work(work.model, spec, 1, place / "1", place / "cache", 100.0, work.threads)
+                    Work(
+                        work.model,
+                        spec,
+                        1,
+                        place / "1",
+                        place / "cache",
+                        100.0,
+                        work.threads,
+                    )
                 )
         return again
 

@@ -73,7 +73,11 @@ class Noting(Verifier):
 
     def demand(self, got: View, want: View, *args: Any, **more: Any) -> None:
         by, longer = self._moved().by, lengths(want, got)
-        sure = [p for p, m in by.items() if p.startswith(GRADIENTS) and 0 < m <= MOST_ROUNDING]
+        sure = [
+            p
+            for p, m in by.items()
+            if p.startswith(GRADIENTS) and 0 < m <= MOST_ROUNDING
+        ]
         off = differences(want, got)
         now = {
             "multiple": max((off.get(p, 0.0) / by[p] for p in sure), default=0.0),
@@ -90,13 +94,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--only", default=",".join(SETTINGS))
-    parser.add_argument("--seconds", type=float, default=1e9, help="nothing begins later")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="nothing begins later"
+    )
     parser.add_argument("--to", type=Path, default=Path("refusals.jsonl"))
     options = parser.parse_args()
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name in options.models.split(","):
-        folder = "targets" if (HERE / "targets" / f"{name}.py").exists() else "targets_cpu"
+        folder = (
+            "targets" if (HERE / "targets" / f"{name}.py").exists() else "targets_cpu"
+        )
         spec = str(HERE / folder / f"{name}.py")
         seed_everything(0)
         target = build(spec, import_target(spec))

@@ -28,9 +28,21 @@ sys.path.insert(0, str(HERE))
 from networks import MODELS, Model, Spec, settings  # noqa: E402
 from reference import Timed, Work, machine, ms_of, way_to_start, works_of  # noqa: E402
 
-SPEC_OF_SCOPE = {"model": "model", "full": "model", "regional": "blocks", "step": "step"}
-ENVIRONMENT = dict(os.environ)  # as it was; processes that are forked later have their own
-NOT_APPLIED = ("precision", "autocast", "guards", "environment")  # of them the defaults only
+SPEC_OF_SCOPE = {
+    "model": "model",
+    "full": "model",
+    "regional": "blocks",
+    "step": "step",
+}
+ENVIRONMENT = dict(
+    os.environ
+)  # as it was; processes that are forked later have their own
+NOT_APPLIED = (
+    "precision",
+    "autocast",
+    "guards",
+    "environment",
+)  # of them the defaults only
 
 
 def spec_of(config: dict[str, Any], phase: str, name: str) -> Spec:
@@ -63,10 +75,19 @@ def spec_of(config: dict[str, Any], phase: str, name: str) -> Spec:
     return Spec(name, compiled, arguments, freezing=config["freezing"], **given)
 
 
-def tuned(model: Model, effort: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def tuned(
+    model: Model, effort: str, folder: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """Run ``autocompile tune`` as a user does; its report and what the run folder tells."""
     command = [sys.executable, "-m", "autocompile", "tune", str(HERE / model.target)]
-    command += ["--phase", model.phase, "--device", model.device, "--run-dir", str(folder)]
+    command += [
+        "--phase",
+        model.phase,
+        "--device",
+        model.device,
+        "--run-dir",
+        str(folder),
+    ]
     command += ["--budget", options.budget] if options.budget else ["--effort", effort]
     if model.device == "cpu" and options.calls:
         command += ["--calls-per-update", str(options.calls)]
@@ -74,7 +95,11 @@ def tuned(model: Model, effort: str, folder: Path, options: argparse.Namespace) 
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     began = time.monotonic()
     asked = subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment,
     )
     found: dict[str, Any] = {
         "effort": options.budget or effort,
@@ -128,7 +153,11 @@ def spent(folder: Path) -> dict[str, Any]:
         by_role[trial.get("role") or ""] += trial.get("wall_s") or 0.0
         config = trial.get("config") or {}
         is_compiled = config.get("backend") != "eager"
-        compiled += is_compiled and trial.get("outcome") == "ok" and trial.get("role") == "search"
+        compiled += (
+            is_compiled
+            and trial.get("outcome") == "ok"
+            and trial.get("role") == "search"
+        )
         if trial.get("outcome") in ("wrong_output", "wrong_update", "wrong_gradient"):
             refused.append(trial.get("message", "")[:200])
     return {
@@ -156,7 +185,9 @@ def best_by_hand(model: Model, count: int) -> list[str]:
     return names[:count]
 
 
-def measure(model: Model, specs: list[Spec], options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    model: Model, specs: list[Spec], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Each setting in ``options.processes`` fresh processes; all compile first, then take turns."""
     options.starts = options.starts or way_to_start(model.device)
     scratch = Path(tempfile.mkdtemp(prefix="regret-"))
@@ -164,7 +195,11 @@ def measure(model: Model, specs: list[Spec], options: argparse.Namespace) -> lis
 
     def tell(work: Work, record: dict[str, Any]) -> list[Work]:
         rows.append(record)
-        shown = f"{ms_of(record):9.3f} ms" if "compiled_ms" in record else record.get("message", "")
+        shown = (
+            f"{ms_of(record):9.3f} ms"
+            if "compiled_ms" in record
+            else record.get("message", "")
+        )
         print(f"  {model.name:18} {record['setting']:34} {shown}", flush=True)
         return []
 
@@ -239,7 +274,9 @@ def one_model(model: Model, path: Path, options: argparse.Namespace) -> None:
     for tune in data["tunes"]:
         if tune.get("config"):
             try:
-                specs.append(spec_of(tune["config"], model.phase, f"pick {tune['effort']}"))
+                specs.append(
+                    spec_of(tune["config"], model.phase, f"pick {tune['effort']}")
+                )
             except ValueError as error:
                 tune["not_applied"] = str(error)
     data["rows"] = measure(model, specs, options)
@@ -252,16 +289,32 @@ def main() -> None:
     parser.add_argument("models", help="names, with commas")
     parser.add_argument("--effort", default="quick,normal", help="with commas")
     parser.add_argument("--budget", default="", help="in place of an effort")
-    parser.add_argument("--calls", type=int, default=0, help="between two changes of the weights")
-    parser.add_argument("--best", type=int, default=2, help="so many of the reference's best")
+    parser.add_argument(
+        "--calls", type=int, default=0, help="between two changes of the weights"
+    )
+    parser.add_argument(
+        "--best", type=int, default=2, help="so many of the reference's best"
+    )
     parser.add_argument("--processes", type=int, default=2, help="of each setting")
-    parser.add_argument("--jobs", type=int, default=None, help="compile so many at once")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one to be ready")
-    parser.add_argument("--measure", type=float, default=240, help="seconds for measuring")
-    parser.add_argument("--until", type=float, default=1e9, help="no network begins later")
-    parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "regret-runs")
+    parser.add_argument(
+        "--jobs", type=int, default=None, help="compile so many at once"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds for one to be ready"
+    )
+    parser.add_argument(
+        "--measure", type=float, default=240, help="seconds for measuring"
+    )
+    parser.add_argument(
+        "--until", type=float, default=1e9, help="no network begins later"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path(tempfile.gettempdir()) / "regret-runs"
+    )
     parser.add_argument("--to", type=Path, default=None, help="folder")
-    parser.add_argument("--recount", action="store_true", help="from the files in the folder")
+    parser.add_argument(
+        "--recount", action="store_true", help="from the files in the folder"
+    )
     options = parser.parse_args()
     began = time.time()
     chosen = [MODELS[name] for name in options.models.split(",")]

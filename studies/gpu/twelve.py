@@ -39,7 +39,9 @@ def main() -> None:
 
     def tell(work: Work, record: dict[str, Any]) -> list[Work]:
         ms = ms_of(record) if "compiled_ms" in record else record.get("outcome")
-        rows.append({"setting": record["setting"], "ms": ms, "wall_s": record["wall_s"]})
+        rows.append(
+            {"setting": record["setting"], "ms": ms, "wall_s": record["wall_s"]}
+        )
         print(rows[-1], flush=True)
         return []
 
@@ -49,9 +51,16 @@ def main() -> None:
     loop_s = round(time.time() - began, 1)
     tune = tuned(model, "quick", scratch / "run", options)
     shutil.rmtree(scratch, ignore_errors=True)
-    found = {"machine": machine(model.device), "model": model.name, "loop_s": loop_s, "rows": rows}
+    found = {
+        "machine": machine(model.device),
+        "model": model.name,
+        "loop_s": loop_s,
+        "rows": rows,
+    }
     options.to.write_text(json.dumps({**found, "tune": tune}, indent=1) + "\n")
-    print(f"loop {loop_s} s, tune {tune['wall_s']} s: {loop_s / tune['wall_s']:.2f} times")
+    print(
+        f"loop {loop_s} s, tune {tune['wall_s']} s: {loop_s / tune['wall_s']:.2f} times"
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ ROUNDS, ROUND_S, WARM = 60, 0.1, 10
 # glibc gives freed memory back to the system by itself, or keeps it; each has a reference.
 MEMORY = {
     "memory given back": {},
-    "memory kept": {"MALLOC_TRIM_THRESHOLD_": "2000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"},
+    "memory kept": {
+        "MALLOC_TRIM_THRESHOLD_": "2000000000",
+        "MALLOC_MMAP_THRESHOLD_": "33554432",
+    },
 }
 
 
@@ -34,7 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--budget", type=int, help="seconds of autocompile; its own if left out")
+    parser.add_argument(
+        "--budget", type=int, help="seconds of autocompile; its own if left out"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -44,7 +49,9 @@ def main() -> None:
         found = {
             "aitune": lambda: aitune(asked.model, asked.device),
             "autocompile": lambda: autocompile(asked.model, asked.device, asked.budget),
-            "reference": lambda: reference(asked.model, asked.device, json.loads(asked.picks)),
+            "reference": lambda: reference(
+                asked.model, asked.device, json.loads(asked.picks)
+            ),
         }[asked.one]()
         print("\n" + json.dumps(found))
         return
@@ -55,7 +62,9 @@ def main() -> None:
         for tool in ("autocompile", "aitune"):
             with tempfile.TemporaryDirectory(prefix="peers-") as cache:
                 os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, AITUNE_CACHE_DIR=cache)
-                rows.append({"tool": tool, "run": run, **part(__file__, *common, "--one", tool)})
+                rows.append(
+                    {"tool": tool, "run": run, **part(__file__, *common, "--one", tool)}
+                )
             print(rows[-1], flush=True)
     picks = {json.dumps(row["pick"]): row["pick"] for row in rows if "pick" in row}
     found: dict[str, Any] = {"model": asked.model, "device": asked.device, "rows": rows}
@@ -113,7 +122,9 @@ def reference(name: str, device: str, picks: list[Any]) -> dict[str, Any]:
         model.load_state_dict(state)
         model = model.to(device).eval()
         if isinstance(pick, dict):
-            choice = Choice(CompileConfig.from_dict({**CompileConfig().to_dict(), **pick}))
+            choice = Choice(
+                CompileConfig.from_dict({**CompileConfig().to_dict(), **pick})
+            )
             settings = TunedSet((Tuned({"forward": (choice,)}, {}, name),))
             path = Path(tempfile.mkdtemp()) / "tuned.json"
             path.write_text(settings.to_json())

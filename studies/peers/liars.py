@@ -36,9 +36,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for lie in LIES:
         for tool in asked.tools.split(","):
-            os.environ.update(LIAR=lie, AITUNE_CACHE_DIR=tempfile.mkdtemp(prefix="peers-"))
+            os.environ.update(
+                LIAR=lie, AITUNE_CACHE_DIR=tempfile.mkdtemp(prefix="peers-")
+            )
             words = ["--device", asked.device, "--to", str(asked.to), "--one", tool]
-            rows.append({"lie": lie, "tool": tool, **part(__file__, *words, seconds=LIMIT_S)})
+            rows.append(
+                {"lie": lie, "tool": tool, **part(__file__, *words, seconds=LIMIT_S)}
+            )
             print(rows[-1], flush=True)
             asked.to.parent.mkdir(parents=True, exist_ok=True)
             asked.to.write_text(json.dumps(rows, indent=1) + "\n")
@@ -61,7 +65,9 @@ def autocompile(device: str) -> dict[str, Any]:
         )
     phase = result.report.phases["train_step"]
     assert phase.best
-    outcomes = [t.outcome.value for t in phase.trials if t.config["backend"] == "inductor"]
+    outcomes = [
+        t.outcome.value for t in phase.trials if t.config["backend"] == "inductor"
+    ]
     return {"pick": phase.best.config["backend"], "outcomes": sorted(set(outcomes))}
 
 

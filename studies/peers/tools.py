@@ -21,7 +21,14 @@ from unittest import mock
 HERE = Path(__file__).parent
 TARGETS = HERE / "targets"
 MODES = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_FOR_GPUS = ("modelopt", "polygraphy", "pynvml", "tensorrt", "torch_tensorrt", "torchao")
+_FOR_GPUS = (
+    "modelopt",
+    "polygraphy",
+    "pynvml",
+    "tensorrt",
+    "torch_tensorrt",
+    "torchao",
+)
 
 
 def target(name: str) -> Any:
@@ -35,7 +42,10 @@ def part(script: str, *words: str, seconds: float | None = None) -> dict[str, An
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, script, *words], stdout=subprocess.PIPE, text=True, timeout=seconds
+            [sys.executable, script, *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=seconds,
         )
         lines = done.stdout.strip().splitlines()
         ended = f"exit {done.returncode}" if done.returncode else ""
@@ -114,7 +124,9 @@ class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def give(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return _Stand(name, (Exception,), {})  # may be a base, a field's type or an error
+            return _Stand(
+                name, (Exception,), {}
+            )  # may be a base, a field's type or an error
 
         vars(module)["__getattr__"] = give
         return module

@@ -45,7 +45,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--budget", type=int, default=100)
     parser.add_argument("--tools", default="autocompile,autotune")
-    parser.add_argument("--of", type=Path, nargs="*", default=[], help="rows that are there")
+    parser.add_argument(
+        "--of", type=Path, nargs="*", default=[], help="rows that are there"
+    )
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -64,7 +66,9 @@ def main() -> None:
 
     def run(*words: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="peers-") as cache:
-            os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, TRITON_CACHE_DIR=f"{cache}/triton")
+            os.environ.update(
+                TORCHINDUCTOR_CACHE_DIR=cache, TRITON_CACHE_DIR=f"{cache}/triton"
+            )
             return part(__file__, *common, *words)
 
     rows = [row for path in asked.of for row in json.loads(path.read_text())["rows"]]
@@ -101,7 +105,9 @@ def autocompile(name: str, budget_s: int) -> dict[str, Any]:
         result = tune(
             TARGETS / f"{name}.py",
             phases=("train_step",),
-            space=SearchSpace(precision=("default", "high"), autocast=("none", "bfloat16")),
+            space=SearchSpace(
+                precision=("default", "high"), autocast=("none", "bfloat16")
+            ),
             budget_s=budget_s,
             run_dir=Path(folder) / "run",
             progress="none",
@@ -151,7 +157,9 @@ def autotune(name: str, budget_s: int) -> dict[str, Any]:
     )
     report = found.report.to_dict()
     pick = found.config.to_dict()
-    of_pick = [t["speedup"] for t in report["trials"] if t["config"] == pick and t["speedup"]]
+    of_pick = [
+        t["speedup"] for t in report["trials"] if t["config"] == pick and t["speedup"]
+    ]
     return {"pick": pick, "speedup": max(of_pick, default=1.0), "report": report}
 
 
@@ -181,7 +189,9 @@ def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:
         model.load_state_dict(state)
         model = model.cuda().train()
         given, dtype, scaler, inputs, ours = model, None, None, x, None
-        if "backend" in pick:  # of autocompile, which changes the model and the optimizer in place
+        if (
+            "backend" in pick
+        ):  # of autocompile, which changes the model and the optimizer in place
             import autocompile
             from autocompile.settings.config import CompileConfig
             from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -198,8 +208,12 @@ def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:
             if not precision.startswith("fp32"):
                 set_flags(TF32)
             if pick.get("channels_last"):
-                model, inputs = (v.to(memory_format=torch.channels_last) for v in (model, x))
-            dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(precision)
+                model, inputs = (
+                    v.to(memory_format=torch.channels_last) for v in (model, x)
+                )
+            dtype = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(
+                precision
+            )
             scaler = torch.amp.GradScaler("cuda") if dtype is torch.float16 else None
             fused = {"fused": True} if pick.get("fused_opt") else {}
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **fused)
@@ -249,7 +263,9 @@ def reference(name: str, picks: dict[str, dict[str, Any]]) -> dict[str, Any]:
             torch.cuda.synchronize()
             times[how].append((time.perf_counter() - began) / counts[how] * 1e3)
     return {
-        "ms": {how: round(statistics.median(values), 4) for how, values in times.items()},
+        "ms": {
+            how: round(statistics.median(values), 4) for how, values in times.items()
+        },
         "steps_of_a_round": counts,
         "first_loss": {how: first for how, (*_, first) in sides.items()},
         "gpu": torch.cuda.get_device_name(),

@@ -11,7 +11,11 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
 from ray.tune.registry import register_env
 
-ENVS, FRAGMENT, MINIBATCH = 16, 16, 128  # environments, steps of each, rows of an update
+ENVS, FRAGMENT, MINIBATCH = (
+    16,
+    16,
+    128,
+)  # environments, steps of each, rows of an update
 
 
 def make_env(_: Any) -> gymnasium.Env[Any, Any]:
@@ -36,6 +40,8 @@ def get_model() -> Any:
         )
         .learners(num_learners=0, num_gpus_per_learner=gpus)
         .training(
-            train_batch_size_per_learner=ENVS * FRAGMENT, minibatch_size=MINIBATCH, num_epochs=1
+            train_batch_size_per_learner=ENVS * FRAGMENT,
+            minibatch_size=MINIBATCH,
+            num_epochs=1,
         )
     )

@@ -28,7 +28,14 @@ from store import append, commit, load  # noqa: E402
 
 def measure(name: str, settings: str, budget: str) -> dict[str, Any]:
     """A row: what the command found, and the settings that it was about."""
-    command = [sys.executable, "-m", "autocompile", "verify", settings, "--in-algorithm"]
+    command = [
+        sys.executable,
+        "-m",
+        "autocompile",
+        "verify",
+        settings,
+        "--in-algorithm",
+    ]
     command += ["--target", str(HERE / f"{name}.py"), "--budget", budget, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -43,10 +50,13 @@ def show(path: Path) -> None:
     """Each figure over the rows of a file: a process is a sample."""
     figures = [row["figures"] for row in load(path)]
     iterations = sum(len(row["rounds"]) for row in load(path))
-    print(f"{path.relative_to(HERE)}: {len(figures)} processes, {iterations} iterations of each")
+    print(
+        f"{path.relative_to(HERE)}: {len(figures)} processes, {iterations} iterations of each"
+    )
     for name in figures[0]:
         sides = [
-            median([f[name][side]["value"] for f in figures]) for side in ("untouched", "tuned")
+            median([f[name][side]["value"] for f in figures])
+            for side in ("untouched", "tuned")
         ]
         line = f"  {name:14} untouched {sides[0]:9.4g}  tuned {sides[1]:9.4g}"
         if "gain" in figures[0][name]:

@@ -22,7 +22,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "truth")]
 from store import append, commit, last_line, load  # noqa: E402
 
 PATH = HERE / "cpu" / "training.json"
-SEEDS, ITERATIONS, LAST = 10, 40, 10  # the return of a training: the mean of the last ten
+SEEDS, ITERATIONS, LAST = (
+    10,
+    40,
+    10,
+)  # the return of a training: the mean of the last ten
 SIDES = ("untouched", "tuned")
 
 
@@ -52,7 +56,11 @@ def train(seed: int, side: str) -> dict[str, Any]:
     # No episode ends in some iterations.
     returns = [None if math.isnan(mean) else round(mean, 2) for mean in means]
     active = results[-1].get("autocompile")
-    return {"returns": returns, "took_s": round(time.monotonic() - began, 1), "active": active}
+    return {
+        "returns": returns,
+        "took_s": round(time.monotonic() - began, 1),
+        "active": active,
+    }
 
 
 def show() -> None:
@@ -68,7 +76,9 @@ def show() -> None:
     for side, returns in final.items():
         values = list(returns.values())
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{side:10} {len(values)} seeds: mean {statistics.mean(values):.1f} ± {spread:.1f}")
+        print(
+            f"{side:10} {len(values)} seeds: mean {statistics.mean(values):.1f} ± {spread:.1f}"
+        )
         print(f"{'':10} {' '.join(f'{value:.0f}' for value in sorted(values))}")
     both = sorted(final["tuned"].keys() & final["untouched"].keys())
     found = median_interval([final["tuned"][s] - final["untouched"][s] for s in both])
@@ -80,8 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin none after that")
-    parser.add_argument("--one", nargs=2, metavar=("SEED", "SIDE"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin none after that"
+    )
+    parser.add_argument(
+        "--one", nargs=2, metavar=("SEED", "SIDE"), help=argparse.SUPPRESS
+    )
     asked = parser.parse_args()
     if asked.one:
         print("\n" + json.dumps(train(int(asked.one[0]), asked.one[1])))
@@ -96,7 +110,9 @@ def main() -> None:
             found = last_line(command, {}, 300.0)
             if "error" in found:
                 raise SystemExit(f"seed {seed}, {side}: {found['error']}")
-            append(PATH, "cpu", {"seed": seed, "side": side, "commit": commit(), **found})
+            append(
+                PATH, "cpu", {"seed": seed, "side": side, "commit": commit(), **found}
+            )
     show()
 
 

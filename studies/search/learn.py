@@ -35,7 +35,9 @@ CONV = ("ppo_cnn", "cnn", "atari", "ppo_breakout")
 
 # kind, cell, config, log speed-up (None where it was not timed), seconds
 Row = tuple[str, Any, CompileConfig, float | None, float]
-Ratio = tuple[str, CompileConfig, float]  # kind, config, seconds of a compile over plain's
+Ratio = tuple[
+    str, CompileConfig, float
+]  # kind, config, seconds of a compile over plain's
 
 
 def rows_of_dimensions(path: Path) -> list[Row]:
@@ -54,7 +56,11 @@ def rows_of_dimensions(path: Path) -> list[Row]:
         config = CompileConfig.from_dict(setting["config"], data["phase"])
         if setting["number"] in times and config.environment == "default":
             cell = (path.stem, setting.get("batch_size"))
-            kind = f"{device}/{phase}/{layers}" if phase == "forward" else f"{device}/{phase}"
+            kind = (
+                f"{device}/{phase}/{layers}"
+                if phase == "forward"
+                else f"{device}/{phase}"
+            )
             log = float(np.median(times[setting["number"]]))
             found.append((kind, cell, config, log, float(setting.get("wall_s") or 0.0)))
     return found
@@ -68,7 +74,9 @@ def rows_of_table(path: Path) -> list[Row]:
         if row["outcome"] == "ok":
             config = CompileConfig.from_dict(row["config"], data["phase"])
             cell = (path.stem, row["batch_size"])
-            found.append((data["kind"], cell, config, row["log_speedup"], row["seconds"]))
+            found.append(
+                (data["kind"], cell, config, row["log_speedup"], row["seconds"])
+            )
     return found
 
 
@@ -106,10 +114,20 @@ def rows_of_reference(path: Path) -> list[Row]:
         if "compiled_ms" in row:
             times[config].append(math.log(eager / np.median(row["compiled_ms"])))
         if row["process"] == 0:
-            taken = row["compile_s"] if "compile_s" in row else row["wall_s"] - row.get("held_s", 0)
+            taken = (
+                row["compile_s"]
+                if "compile_s" in row
+                else row["wall_s"] - row.get("held_s", 0)
+            )
             seconds[config] = float(taken) + OF_TRIAL_S
     return [
-        (kind, (path.stem, None), c, float(np.median(times[c])) if times[c] else None, seconds[c])
+        (
+            kind,
+            (path.stem, None),
+            c,
+            float(np.median(times[c])) if times[c] else None,
+            seconds[c],
+        )
         for c in seconds
     ]
 
@@ -127,10 +145,14 @@ def of_precisions(paths: list[Path], without: str = "") -> dict[str, float]:
         ms = {(row["mode"], row["precision"]): np.median(row["ms"]) for row in rows}
         for (mode, number), own in ms.items():
             kind = "eager" if mode == "off" else "compiled"
-            name = {"tf32": "precision=high", "bfloat16": "autocast=bfloat16"}.get(number)
+            name = {"tf32": "precision=high", "bfloat16": "autocast=bfloat16"}.get(
+                number
+            )
             if name:
                 logs[f"{name} {kind}"].append(math.log(ms[mode, "float32"] / own))
-    return {n: round(float(sum(v) / (len(v) + SHRINK)), 3) for n, v in sorted(logs.items())}
+    return {
+        n: round(float(sum(v) / (len(v) + SHRINK)), 3) for n, v in sorted(logs.items())
+    }
 
 
 def ratios(path: Path) -> list[Ratio]:
@@ -141,9 +163,14 @@ def ratios(path: Path) -> list[Ratio]:
         for row in data["rows"]:
             if row.get("compile_s"):
                 config = CompileConfig.from_dict(row["config"])
-                found.append((row["batch_size"], data["kind"], config, row["compile_s"]))
+                found.append(
+                    (row["batch_size"], data["kind"], config, row["compile_s"])
+                )
     elif "rows" in data:
-        found = [(None, kind, c, s - OF_TRIAL_S) for kind, _, c, _, s in rows_of_reference(path)]
+        found = [
+            (None, kind, c, s - OF_TRIAL_S)
+            for kind, _, c, _, s in rows_of_reference(path)
+        ]
     plain = {cell: s for cell, _, config, s in found if config == CompileConfig()}
     return [
         (kind, config, s / plain[cell])
@@ -168,7 +195,9 @@ def over_plain(found: list[Ratio]) -> dict[str, float]:
     has = has * (np.array(names) != "inductor")  # 1 by what it is
     ridge, weight = SHRINK * np.eye(len(names)), np.ones(len(found))
     for _ in range(30):
-        added = np.linalg.solve(has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * rest))
+        added = np.linalg.solve(
+            has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * rest)
+        )
         weight = 0.3 / np.maximum(0.05, np.abs(rest - has @ added))
     return {n: round(float(a), 2) for n, a in zip(names, start + added, strict=True)}
 
@@ -187,7 +216,11 @@ def learned(rows: list[Row]) -> dict[str, Any]:
     has = np.zeros((len(rows), len(names)))
     for i, (_, _, config, _, _) in enumerate(rows):
         has[i, [column[name] for name in config.features]] = 1.0
-    own = sorted({cell for _, cell, *_ in rows}, key=str) if rows[0][0].startswith("cuda") else []
+    own = (
+        sorted({cell for _, cell, *_ in rows}, key=str)
+        if rows[0][0].startswith("cuda")
+        else []
+    )
     for cell in own:
         is_here = np.array([[c == cell] for _, c, *_ in rows])
         of_main = [column[name] for name in names if name in MAIN]
@@ -196,16 +229,23 @@ def learned(rows: list[Row]) -> dict[str, Any]:
     is_timed = [log is not None for *_, log, _ in rows]
     weight = np.array([10.0 / count[cell] for _, cell, *_ in rows]) * is_timed
     ridge = SHRINK * np.diag([1.0] * len(names) + [2.0] * (has.shape[1] - len(names)))
-    effects = np.linalg.solve(has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * logs))
+    effects = np.linalg.solve(
+        has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * logs)
+    )
     effects, has = effects[: len(names)], has[:, : len(names)]
     seconds = np.array([s for *_, s in rows])
     known = seconds > 0
     with_base = np.hstack([np.ones((known.sum(), 1)), has[known]])
     ridge = 0.5 * np.eye(len(names) + 1)
-    costs = np.linalg.solve(with_base.T @ with_base + ridge, with_base.T @ seconds[known])
+    costs = np.linalg.solve(
+        with_base.T @ with_base + ridge, with_base.T @ seconds[known]
+    )
     return {
         "effects": {n: round(float(e), 3) for n, e in zip(names, effects, strict=True)},
-        "seconds": {n: round(max(0.0, float(c)), 1) for n, c in zip(names, costs[1:], strict=True)}
+        "seconds": {
+            n: round(max(0.0, float(c)), 1)
+            for n, c in zip(names, costs[1:], strict=True)
+        }
         if known.any()
         else {},
         "base_s": round(max(1.0, float(costs[0])), 1) if known.any() else 2.0,
@@ -238,12 +278,16 @@ def by_size(paths: list[Path], ratios: dict[str, float]) -> dict[str, Any]:
     plain = []
     for path in paths:
         rows = json.loads(path.read_text())["rows"]
-        plain += [r["compile_s"] for r in rows if r["setting"] == "compile" and r.get("is_cold")][
-            :1
-        ]
+        plain += [
+            r["compile_s"]
+            for r in rows
+            if r["setting"] == "compile" and r.get("is_cold")
+        ][:1]
     plain_s = float(np.median(plain))
     return {
-        "seconds": {n: round(max(0.0, ratio * plain_s), 1) for n, ratio in ratios.items()},
+        "seconds": {
+            n: round(max(0.0, ratio * plain_s), 1) for n, ratio in ratios.items()
+        },
         "base_s": OF_TRIAL_S,
     }
 
@@ -257,10 +301,14 @@ def learn(paths: list[Path], without: str = "") -> dict[str, Any]:
     by_kind = defaultdict(list)
     for row in rows:
         by_kind[row[0]].append(row)
-        if row[0].count("/") == 2:  # of all kinds of layers, for one that was not recorded
+        if (
+            row[0].count("/") == 2
+        ):  # of all kinds of layers, for one that was not recorded
             by_kind[row[0].rpartition("/")[0]].append(row)
     found = {kind: learned(own) for kind, own in sorted(by_kind.items())}
-    real = [path for path in paths if path.stem != without and path.stem.endswith("_step")]
+    real = [
+        path for path in paths if path.stem != without and path.stem.endswith("_step")
+    ]
     found[STEP] |= by_size(real, learn_ratios(paths, without)[STEP])
     precisions = sorted((ROOT / "studies/gpu/precision").glob("*.json"))
     found[STEP]["effects"] |= of_precisions(precisions, without)
@@ -272,13 +320,19 @@ def tables() -> list[Path]:
     found = sorted((ROOT / "studies/search").glob("*/tables/*.json"))
     older = sorted((ROOT / "studies/dimensions").glob("c*/*.json"))
     found += sorted((ROOT / "studies/gpu/h100").glob("*.json"))
-    return found + [p for p in older if p.stem not in ("pairs", "roofline", "adam_default_heap")]
+    return found + [
+        p for p in older if p.stem not in ("pairs", "roofline", "adam_default_heap")
+    ]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--without", default="", help="a model whose tables are left out")
-    parser.add_argument("--to", type=Path, default=ROOT / "autocompile/search/prior.json")
+    parser.add_argument(
+        "--without", default="", help="a model whose tables are left out"
+    )
+    parser.add_argument(
+        "--to", type=Path, default=ROOT / "autocompile/search/prior.json"
+    )
     options = parser.parse_args()
     priors = learn(tables(), options.without)
     made = {"made_by": "studies/search/learn.py", "priors": priors}

@@ -44,7 +44,11 @@ class Model:
 
 
 def _of(
-    name: str, phase: str, sizes: tuple[int | None, ...], layers: str, calls: int | None = None
+    name: str,
+    phase: str,
+    sizes: tuple[int | None, ...],
+    layers: str,
+    calls: int | None = None,
 ) -> Model:
     return Model(str(_TARGETS / f"{name}.py"), phase, sizes, layers, calls)
 
@@ -71,7 +75,9 @@ _ALL = (
 
 MODELS: Mapping[str, Model] = {model.name: model for model in _ALL}
 
-_HAS_CONVOLUTIONS = {model.name for model in _ALL if model.layers == "conv"} | {"train_convnet"}
+_HAS_CONVOLUTIONS = {model.name for model in _ALL if model.layers == "conv"} | {
+    "train_convnet"
+}
 _REPEATS_BLOCKS = {"resnet", "depthwise", "encoder", "decoder", "train_encoder"}
 
 # torch.compile takes a mode or options.
@@ -118,7 +124,9 @@ def _forward_on_cpu(model: Model) -> list[CompileConfig]:
     ]
     if model.name in _HAS_CONVOLUTIONS:
         found.append(CompileConfig("eager", **_LAST))
-        found += [CompileConfig(freezing=freezing, **_LAST) for freezing in (False, True)]
+        found += [
+            CompileConfig(freezing=freezing, **_LAST) for freezing in (False, True)
+        ]
     return found + _regional(model)
 
 
@@ -141,7 +149,10 @@ def _forward_on_cuda(model: Model) -> list[CompileConfig]:
     ]
     if model.name in _HAS_CONVOLUTIONS:
         found += [CompileConfig("eager", **_LAST), CompileConfig(**_LAST)]
-        found += [CompileConfig(**_OVERHEAD, **_LAST), _with_graphs(layout_optimization=False)]
+        found += [
+            CompileConfig(**_OVERHEAD, **_LAST),
+            _with_graphs(layout_optimization=False),
+        ]
     return found + _regional(model)
 
 
@@ -200,7 +211,11 @@ def _training_on_cuda(model: Model) -> list[CompileConfig]:
     implementations = ("default", "for_loop", "fused", "capturable", "tensor_lr")
     found = [
         *(CompileConfig("eager", optimizer=name) for name in implementations),
-        *(CompileConfig(optimizer=name) for name in implementations if name != "for_loop"),
+        *(
+            CompileConfig(optimizer=name)
+            for name in implementations
+            if name != "for_loop"
+        ),
         *(CompileConfig(optimizer=name, **_OVERHEAD) for name in ("default", "fused")),
         CompileConfig(optimizer="capturable", **_OVERHEAD),
         CompileConfig(**_AUTOTUNE),
@@ -218,7 +233,9 @@ def _training_on_cuda(model: Model) -> list[CompileConfig]:
 def _of_runtimes(*backends: str) -> list[CompileConfig]:
     """Each with live weights and with baked ones."""
     every: tuple[dict[str, Any], ...] = ({}, {"weights": "baked"})
-    return [CompileConfig(name, options=options) for name in backends for options in every]
+    return [
+        CompileConfig(name, options=options) for name in backends for options in every
+    ]
 
 
 def _with_graphs(**options: bool) -> CompileConfig:

@@ -33,7 +33,9 @@ STEPS_PER_UPDATE = 2000  # of each of two env runners: PPO's training batch is 4
 PLAIN: dict[str, Any] = {"backend": "inductor"}
 
 
-def sides_of(data: dict[str, Any]) -> dict[tuple[str, int | None], list[dict[str, Any]]]:
+def sides_of(
+    data: dict[str, Any],
+) -> dict[tuple[str, int | None], list[dict[str, Any]]]:
     """What is measured at each batch size of each phase, eager first."""
     found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for run in data["runs"].values():
@@ -47,7 +49,12 @@ def sides_of(data: dict[str, Any]) -> dict[tuple[str, int | None], list[dict[str
 
 def short(config: dict[str, Any] | None) -> dict[str, Any]:
     """A setting without what is as torch has it; empty for eager mode."""
-    usual = {"mode": "default", "scope": "model", "environment": "default", "precision": "default"}
+    usual = {
+        "mode": "default",
+        "scope": "model",
+        "environment": "default",
+        "precision": "default",
+    }
     usual |= {"memory_format": "default", "optimizer": "default", "autocast": "none"}
     usual |= {"guards": "all", "backend": "eager"}
     return {k: v for k, v in (config or {}).items() if v and v != usual.get(k)}
@@ -60,9 +67,15 @@ def make(phase: str, size: int | None, config: dict[str, Any], target: Any) -> A
     torch.manual_seed(0)
     spec = target.config.get_rl_module_spec(inference_only=phase != "optimizer_step")
     net = spec.build()
-    arguments = {k: v for k, v in config.items() if k in ("backend", "mode", "options", "dynamic")}
+    arguments = {
+        k: v
+        for k, v in config.items()
+        if k in ("backend", "mode", "options", "dynamic")
+    }
     arguments |= {"fullgraph": True} if config.get("fullgraph") else {}
-    left = config.keys() - arguments.keys() - {"fullgraph", "memory_format", "optimizer"}
+    left = (
+        config.keys() - arguments.keys() - {"fullgraph", "memory_format", "optimizer"}
+    )
     if left:
         raise SystemExit(f"this script cannot do {sorted(left)} of {config}")
     is_compiled = bool(config.keys() - {"memory_format", "optimizer"})
@@ -79,7 +92,9 @@ def make(phase: str, size: int | None, config: dict[str, Any], target: Any) -> A
             "for_loop": {"foreach": False},
             "tensor_lr": {"lr": torch.tensor(5e-5)},
         }
-        given = {"lr": 5e-5} | (ways[config["optimizer"]] if "optimizer" in config else {})
+        given = {"lr": 5e-5} | (
+            ways[config["optimizer"]] if "optimizer" in config else {}
+        )
         optimizer = torch.optim.Adam(net.parameters(), **given)
         return compiled(lambda: optimizer.step()), net
     if config.get("memory_format"):
@@ -118,7 +133,9 @@ def refresh_s(call: Callable[[], Any], net: Any) -> float:
     return max(0.0, median(extra))
 
 
-def one(phase: str, size: int | None, sides: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+def one(
+    phase: str, size: int | None, sides: list[dict[str, Any]], seed: int
+) -> dict[str, Any]:
     """In a process of its own."""
     path = ROOT / "examples/ppo_breakout.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -130,18 +147,24 @@ def one(phase: str, size: int | None, sides: list[dict[str, Any]], seed: int) ->
     calls = []
     for call, _ in made:
         seconds(call, 10)
-        calls.append(max(1, round(BLOCK_S / median(seconds(call, 3) for _ in range(5)))))
+        calls.append(
+            max(1, round(BLOCK_S / median(seconds(call, 3) for _ in range(5))))
+        )
     order, times = random.Random(seed), [[] for _ in sides]
     gc.collect()
     gc.freeze()
     gc.disable()
     for turn in range(ROUNDS + 5):
         for index in order.sample(range(len(sides)), len(sides)):
-            made[index][0]()  # after another side's calls: its threads, what it left in the caches
+            made[index][
+                0
+            ]()  # after another side's calls: its threads, what it left in the caches
             took_s = seconds(made[index][0], calls[index])
             if turn >= 5:
                 times[index].append(float(f"{1e6 * took_s:.4g}"))
-    has_constants = [config.get("options", {}).get("weights") == "baked" for config in sides]
+    has_constants = [
+        config.get("options", {}).get("weights") == "baked" for config in sides
+    ]
     refresh = [
         round(1e6 * refresh_s(*side)) if has else 0
         for side, has in zip(made, has_constants, strict=True)
@@ -153,7 +176,10 @@ def calls_us(row: dict[str, Any]) -> list[list[float]]:
     """Of each process: microseconds of a call of each side, refreshes counted."""
     share = (row["batch_size"] or 1) / STEPS_PER_UPDATE
     return [
-        [median(us) + refresh * share for us, refresh in zip(p["us"], p["refresh_us"], strict=True)]
+        [
+            median(us) + refresh * share
+            for us, refresh in zip(p["us"], p["refresh_us"], strict=True)
+        ]
         for p in row["processes"]
     ]
 
@@ -171,7 +197,9 @@ def behind(row: dict[str, Any]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--show", action="store_true", help="what is recorded; measure nothing")
+    parser.add_argument(
+        "--show", action="store_true", help="what is recorded; measure nothing"
+    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -185,7 +213,12 @@ def main() -> None:
         processes = []
         for number in range(PROCESSES):
             with tempfile.TemporaryDirectory(prefix="picks-") as cache:
-                command = [sys.executable, __file__, "--one", json.dumps([phase, size, sides])]
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--one",
+                    json.dumps([phase, size, sides]),
+                ]
                 found = subprocess.run(
                     [*command, str(number)],
                     env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
@@ -194,7 +227,9 @@ def main() -> None:
                     check=True,
                 )
             processes.append(json.loads(found.stdout.splitlines()[-1]))
-        rows.append({"phase": phase, "batch_size": size, "sides": sides, "processes": processes})
+        rows.append(
+            {"phase": phase, "batch_size": size, "sides": sides, "processes": processes}
+        )
         path.write_text(json.dumps({"schema": 1, "rows": rows}) + "\n")
     for row in rows:
         show(row, runs)
@@ -208,7 +243,8 @@ def show(row: dict[str, Any], runs: dict[str, Any]) -> None:
             f"{name} ({pick['speedup']['value']:.2f})"
             for name, run in runs["runs"].items()
             for pick in run["picks"]
-            if (pick["phase"], pick["batch_size"]) == cell and short(pick["config"]) == config
+            if (pick["phase"], pick["batch_size"]) == cell
+            and short(pick["config"]) == config
         ]
         speedup = median(us[0] / us[side] for us in found)
         print(f"{cell}: {speedup:.3f} (slower by {lost:.1%}) {config} {', '.join(by)}")

@@ -34,7 +34,11 @@ def regret(axes: Any, strategies: dict[str, Any], quantile: float, title: str) -
         times = sorted(map(int, own))
         values = [100 * float(np.quantile(own[str(t)], quantile)) for t in times]
         axes.plot(
-            times, values, color=color, label=label, linewidth=2 if name == "portfolio" else 1
+            times,
+            values,
+            color=color,
+            label=label,
+            linewidth=2 if name == "portfolio" else 1,
         )
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("seconds of the run")
@@ -47,21 +51,39 @@ def gains(axes: Any, device: str) -> None:
     for path in sorted((HERE / device / "tables").glob("*.json")):
         data = json.loads(path.read_text())
         for size in dict.fromkeys(row["batch_size"] for row in data["rows"]):
-            ok = [r for r in data["rows"] if r["batch_size"] == size and r["outcome"] == "ok"]
+            ok = [
+                r
+                for r in data["rows"]
+                if r["batch_size"] == size and r["outcome"] == "ok"
+            ]
             ok = [r for r in ok if r["log_speedup"] is not None]
             plain = {**data["eager"], "backend": "inductor"}
             found = {
                 "best": max(r["log_speedup"] for r in ok),
-                "plain": next((r["log_speedup"] for r in ok if r["config"] == plain), None),
-                "eager": max(r["log_speedup"] for r in ok if r["config"]["backend"] == "eager"),
+                "plain": next(
+                    (r["log_speedup"] for r in ok if r["config"] == plain), None
+                ),
+                "eager": max(
+                    r["log_speedup"] for r in ok if r["config"]["backend"] == "eager"
+                ),
             }
             name = data["model"] if size is None else f"{data['model']}, {size}"
             rows.append((name, found))
     rows.sort(key=lambda row: row[1]["best"])
-    marks = {"best": ("o", "#3b6ea8"), "plain": ("x", "#b55d60"), "eager": ("|", "#5f9e6e")}
-    labels = {"best": "best", "plain": "plain torch.compile()", "eager": "best eager mode"}
+    marks = {
+        "best": ("o", "#3b6ea8"),
+        "plain": ("x", "#b55d60"),
+        "eager": ("|", "#5f9e6e"),
+    }
+    labels = {
+        "best": "best",
+        "plain": "plain torch.compile()",
+        "eager": "best eager mode",
+    }
     for key, (mark, color) in marks.items():
-        points = [(math.exp(f[key]), y) for y, (_, f) in enumerate(rows) if f[key] is not None]
+        points = [
+            (math.exp(f[key]), y) for y, (_, f) in enumerate(rows) if f[key] is not None
+        ]
         axes.plot(*zip(*points, strict=True), mark, color=color, label=labels[key])
     axes.axvline(1, color="#bbbbbb", linewidth=1)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)

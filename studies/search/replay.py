@@ -53,7 +53,9 @@ _PROCESS_S, _BLOCKS_S = 2.0, 0.5  # of a race: to begin and verify eager; to tim
 class ListSampler(FiniteSampler):
     """The settings in the order of the list."""
 
-    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Any, trial: Any, search_space: Any
+    ) -> dict[str, Any]:
         return self.params(self.left(study)[0])
 
 
@@ -121,7 +123,9 @@ class Table:
         for setting, logs in self.logs.items():
             if setting.config.is_plain_eager:
                 logs.update(dict.fromkeys(logs, 0.0))  # it is its own baseline
-        self.truth = {s: math.exp(np.median(list(logs.values()))) for s, logs in self.logs.items()}
+        self.truth = {
+            s: math.exp(np.median(list(logs.values()))) for s, logs in self.logs.items()
+        }
         self.sets = sorted({number for logs in self.logs.values() for number in logs})
         self.spread = {s: spread(logs.values()) for s, logs in self.logs.items()}
         self.cells = sorted({s.cell for s in self.rows}, key=str)
@@ -133,10 +137,16 @@ class Table:
 
     def look(self, setting: Setting, random: np.random.Generator) -> float:
         """Its speed-up as one process shows it."""
-        noise = 0.0 if setting.config.is_plain_eager else random.normal(0, self.spread[setting])
+        noise = (
+            0.0
+            if setting.config.is_plain_eager
+            else random.normal(0, self.spread[setting])
+        )
         return self.truth[setting] * math.exp(noise)
 
-    def race(self, settings: list[Setting], most: int, random: np.random.Generator) -> Setting:
+    def race(
+        self, settings: list[Setting], most: int, random: np.random.Generator
+    ) -> Setting:
         """The winner of three to ``most`` sets, as many as it takes until nothing may be better.
 
         A set has the noise of a recorded one, or its mirror image.
@@ -148,29 +158,40 @@ class Table:
                 noise = sign * self.noise(setting, number, random)
                 logs.append(math.log(self.truth[setting]) + noise)
             best = max(settings, key=lambda s: float(np.mean(seen[s])))
-            rivals = [np.subtract(seen[s], seen[best]).tolist() for s in settings if s != best]
+            rivals = [
+                np.subtract(seen[s], seen[best]).tolist() for s in settings if s != best
+            ]
             if count >= SETS[0] and all(over_sets(r).high <= 1 + ZONE for r in rivals):
                 break
         return best
 
-    def noise(self, setting: Setting, number: int, random: np.random.Generator) -> float:
+    def noise(
+        self, setting: Setting, number: int, random: np.random.Generator
+    ) -> float:
         """How far a setting was from its truth in a set, as a logarithm."""
         logs = self.logs[setting]
         if number not in logs:  # it had failed there
             return float(random.normal(0, self.spread[setting]))
-        lost = math.sqrt(len(logs) / max(1, len(logs) - 1))  # the truth is made of the same sets
+        lost = math.sqrt(
+            len(logs) / max(1, len(logs) - 1)
+        )  # the truth is made of the same sets
         return lost * (logs[number] - math.log(self.truth[setting]))
 
     def regret(self, chosen: dict[Any, Setting]) -> float:
         """Over all batch sizes; where nothing was chosen it is eager's."""
         eager = {s.cell: s for s in self.truth if s.config.is_plain_eager}
-        got = [self.truth[chosen.get(c, eager[c])] / self.truth[self.best[c]] for c in self.cells]
+        got = [
+            self.truth[chosen.get(c, eager[c])] / self.truth[self.best[c]]
+            for c in self.cells
+        ]
         return 1 - float(np.mean(got))
 
 
 def warm_s(row: dict[str, Any]) -> float:
     """Seconds of a compile from a warm cache; as a third of a cold one where it is not known."""
-    seen = [s["warm_compile_s"] for s in row["sets"] if s.get("warm_compile_s") is not None]
+    seen = [
+        s["warm_compile_s"] for s in row["sets"] if s.get("warm_compile_s") is not None
+    ]
     return float(np.median(seen)) if seen else (row["compile_s"] or 0.0) / 3
 
 
@@ -181,7 +202,8 @@ def leaders(tried: list[Tried]) -> dict[Any, list[Setting]]:
         if each.seen is not None:
             found[each.setting.cell].append((each.seen, each.setting))
     return {
-        c: [s for _, s in sorted(v, key=lambda p: -p[0])][:_FINALISTS] for c, v in found.items()
+        c: [s for _, s in sorted(v, key=lambda p: -p[0])][:_FINALISTS]
+        for c, v in found.items()
     }
 
 
@@ -215,7 +237,9 @@ def set_s(table: Table, settings: list[Setting]) -> float:
     return _PROCESS_S + sum(table.beside_s[s] for s in settings)
 
 
-def replay(table: Table, strategy: str, seed: int, prior: dict[str, Any]) -> list[Tried]:
+def replay(
+    table: Table, strategy: str, seed: int, prior: dict[str, Any]
+) -> list[Tried]:
     """The trials of a search, until the longest time is over."""
     known = prior.get(table.kind) or prior.get("/".join(table.kind.split("/")[:2]))
     priors = {table.phase: Prior(**known) if known else Prior()}
@@ -267,7 +291,11 @@ def found_after(table: Table, tried: list[Tried]) -> float:
     missing = set(table.cells)
     for each in tried:
         cell = each.setting.cell
-        if each.seen and table.truth[each.setting] >= (1 - WITHIN) * table.truth[table.best[cell]]:
+        if (
+            each.seen
+            and table.truth[each.setting]
+            >= (1 - WITHIN) * table.truth[table.best[cell]]
+        ):
             missing.discard(cell)
         if not missing:
             return each.clock
@@ -287,7 +315,9 @@ def replayed(task: tuple[Path, str, int]) -> tuple[str, str, dict[str, Any]]:
         regret[str(int(t))] = [round(lost, 5) for lost, _ in found]
         sure[str(int(t))] = [int(is_sure) for _, is_sure in found]
     within = [round(found_after(table, tried), 1) for tried in runs]
-    looked = [round(max((t.clock for t in one if t.looks), default=0.0), 1) for one in runs]
+    looked = [
+        round(max((t.clock for t in one if t.looks), default=0.0), 1) for one in runs
+    ]
     kept = {"regret": regret, "sure": sure, "within_s": within, "looked_s": looked}
     return path.stem, strategy, kept
 
@@ -330,7 +360,9 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     began = time.monotonic()
-    recorded = sorted((ROOT / "studies/search" / options.device / "tables").glob("*.json"))
+    recorded = sorted(
+        (ROOT / "studies/search" / options.device / "tables").glob("*.json")
+    )
     strategies = tuple(options.strategies.split(","))
     tasks = [(path, name, options.seeds) for name in strategies for path in recorded]
     out = options.out or ROOT / "studies/search" / options.device / "replay.json"
@@ -339,7 +371,12 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(options.jobs) as pool:
         for model, strategy, found in pool.map(replayed, tasks):
             models[model][strategy] = found
-    result = {"schema": 1, "seeds": options.seeds, "models": models, "summary": summary(models)}
+    result = {
+        "schema": 1,
+        "seeds": options.seeds,
+        "models": models,
+        "summary": summary(models),
+    }
     out.write_text(json.dumps(result) + "\n")
     for strategy, figures in result["summary"].items():
         shown = {t: figures[t] for t in ("60", "120", "300")}

@@ -30,7 +30,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "studies/search")]
-os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    (str(ROOT), os.environ.get("PYTHONPATH", ""))
+)
 
 from models import MODELS, Model, settings  # noqa: E402
 
@@ -126,7 +128,9 @@ class _Begun:
             self.is_over = True
 
 
-def cold_job(job_factory: JobFactory, model: Model, size: int | None, config: CompileConfig) -> Job:
+def cold_job(
+    job_factory: JobFactory, model: Model, size: int | None, config: CompileConfig
+) -> Job:
     """A trial of the search."""
     request = TrialRequest(
         header=job_factory.header,
@@ -166,7 +170,10 @@ def rounded(measurement: dict[str, Any] | None) -> dict[str, Any] | None:
     """Raw block times in microseconds."""
     if not measurement:
         return None
-    return {k: [round(1e6 * t, 2) for t in measurement[k]] for k in ("eager_s", "compiled_s")}
+    return {
+        k: [round(1e6 * t, 2) for t in measurement[k]]
+        for k in ("eager_s", "compiled_s")
+    }
 
 
 def race_jobs(
@@ -185,7 +192,12 @@ def race_jobs(
     jobs = []
     for group in (g for g in groups if g):
         sides = [
-            Side(n, CompileConfig.from_dict(rows[n]["config"]), str(job_factory.cache_of(n)), True)
+            Side(
+                n,
+                CompileConfig.from_dict(rows[n]["config"]),
+                str(job_factory.cache_of(n)),
+                True,
+            )
             for n in group
         ]
         request = RaceRequest(
@@ -211,7 +223,9 @@ def add_set(rows: dict[int, dict[str, Any]], number: int, ending: Ending) -> Non
                 "set": number,
                 "outcome": side.get("outcome", ending.outcome.value),
                 "message": side.get("message", "")[:200],
-                "reference_us": round(1e6 * (ending.payload.get("reference_s") or 0.0), 1),
+                "reference_us": round(
+                    1e6 * (ending.payload.get("reference_s") or 0.0), 1
+                ),
                 # Where it was held meanwhile, nobody knows how long a compile took.
                 "warm_compile_s": None if ending.pauses else side.get("compile_s"),
                 **(rounded(side.get("measurement")) or {}),
@@ -219,13 +233,17 @@ def add_set(rows: dict[int, dict[str, Any]], number: int, ending: Ending) -> Non
         )
     told = f"{ending.outcome.value} {ending.message}".rstrip()
     steps = {name: round(s) for name, s in ending.step_s.items()}
-    print(f"  set {number}: {len(sides)} settings, {ending.wall_s:.0f} s {steps}, {told}")
+    print(
+        f"  set {number}: {len(sides)} settings, {ending.wall_s:.0f} s {steps}, {told}"
+    )
 
 
 def log_speedup(row: dict[str, Any]) -> float | None:
     """The median over sets of the median ratio of a set's rounds, as a logarithm."""
     logs = [
-        median(math.log(e / c) for e, c in zip(s["eager_s"], s["compiled_s"], strict=True))
+        median(
+            math.log(e / c) for e, c in zip(s["eager_s"], s["compiled_s"], strict=True)
+        )
         for s in row["sets"]
         if s.get("eager_s")
     ]
@@ -248,13 +266,19 @@ def table(
         folder.create()
         header = Header(str(ROOT / model.target), device)
         job_factory = JobFactory(folder, header, TIMEOUT_S, None, _next=first + 1)
-        request = ProbeRequest(header=header, phases=(model.phase,), batch_size=size or 4)
+        request = ProbeRequest(
+            header=header, phases=(model.phase,), batch_size=size or 4
+        )
         probe = dataclasses.replace(job_factory.probe_job(request, True), number=first)
         seen = (yield [probe])[first]
         if "environment" not in seen.payload:
             print(f"{model.name}: {seen.outcome.value} {seen.message}")
             return
-        configs = [c for c in settings(model, device) if not left_out(model, c, options.without)]
+        configs = [
+            c
+            for c in settings(model, device)
+            if not left_out(model, c, options.without)
+        ]
         cold = [cold_job(job_factory, model, size, config) for config in configs]
         endings = yield cold
         rows = {}
@@ -290,7 +314,9 @@ def table(
         "model": model.name,
         "phase": model.phase,
         "layers": model.layers,
-        "kind": f"{device}/{kind}/{layers}" if kind == "forward" else f"{device}/{kind}",
+        "kind": f"{device}/{kind}/{layers}"
+        if kind == "forward"
+        else f"{device}/{kind}",
         "calls_per_update": model.calls_per_update,
         "machine": {**seen.payload["environment"], "host": platform.machine()},
         "eager": EAGER.to_dict(),
@@ -320,12 +346,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="names, with commas; all if left out")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sizes", type=int, default=9, help="at most so many batch sizes of each")
+    parser.add_argument(
+        "--sizes", type=int, default=9, help="at most so many batch sizes of each"
+    )
     parser.add_argument(
         "--until", type=float, default=math.inf, help="begin no table after seconds"
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each set")
-    parser.add_argument("--without", default="", help="words of labels, with commas; model:words")
+    parser.add_argument(
+        "--without", default="", help="words of labels, with commas; model:words"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--to", type=Path, default=None, help="folder")
     options = parser.parse_args()

@@ -48,12 +48,17 @@ def main() -> None:
         target = next(t for t in forward if name in t)
         command = [sys.executable, __file__, str(asked.suite), name, "--one", target]
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **KEPT}, check=True
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **KEPT},
+            check=True,
         )
         found[target] = ms = json.loads(done.stdout.strip().splitlines()[-1])
         best = min((how for how in ms if how != "pick"), key=lambda how: ms[how])
         print(
-            f"{target}: pick {ms['pick']:.2f} ms, best by hand {best} {ms[best]:.2f} ms", flush=True
+            f"{target}: pick {ms['pick']:.2f} ms, best by hand {best} {ms[best]:.2f} ms",
+            flush=True,
         )
     if asked.to:
         asked.to.write_text(json.dumps(found, indent=1) + "\n")
@@ -86,7 +91,11 @@ def timed(row: dict[str, Any]) -> dict[str, float]:
         made, arguments = model(), dict(how)
         if arguments.pop("memory_format", None):
             made = made.to(memory_format=torch.channels_last)
-        return made if arguments == {"backend": "eager"} else torch.compile(made, **arguments)
+        return (
+            made
+            if arguments == {"backend": "eager"}
+            else torch.compile(made, **arguments)
+        )
 
     sides = {name: by_hand(how) for name, how in HAND.items()}
     pick = model()
@@ -109,7 +118,9 @@ def timed(row: dict[str, Any]) -> dict[str, float]:
                 while time.perf_counter() - began < ROUND_S or not calls:
                     call_model(side, inputs)
                     calls += 1
-                times.setdefault(name, []).append((time.perf_counter() - began) / calls * 1e3)
+                times.setdefault(name, []).append(
+                    (time.perf_counter() - began) / calls * 1e3
+                )
     return {name: round(statistics.median(each), 3) for name, each in times.items()}
 
 

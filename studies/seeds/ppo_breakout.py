@@ -26,15 +26,23 @@ from autocompile.settings.tuned import Choice, Tuned, TunedSet
 RLLIB = Path(__file__).parents[1] / "rllib"
 ENVS = 16
 SETTINGS = [
-    *(CompileConfig(backend=name) for name in ("openvino_onnx", "onnxrt", "cudagraphs")),
-    *(CompileConfig(mode=mode) for mode in ("default", "reduce-overhead", "max-autotune", "lite")),
+    *(
+        CompileConfig(backend=name)
+        for name in ("openvino_onnx", "onnxrt", "cudagraphs")
+    ),
+    *(
+        CompileConfig(mode=mode)
+        for mode in ("default", "reduce-overhead", "max-autotune", "lite")
+    ),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", default="breakout")
-    parser.add_argument("--budget", type=float, default=90.0, help="seconds of each setting")
+    parser.add_argument(
+        "--budget", type=float, default=90.0, help="seconds of each setting"
+    )
     parser.add_argument("--to", type=Path, required=True)
     asked = parser.parse_args()
     target = str(RLLIB / f"{asked.target}.py")
@@ -58,9 +66,14 @@ def line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"| {row['setting']} | – | – | {row['error'][:200]} |"
     gains = [row["figures"][name]["gain"] for name in ("sampled_per_s", "steps_per_s")]
-    percent = [{end: f"{100 * (value - 1):+.0f}" for end, value in gain.items()} for gain in gains]
+    percent = [
+        {end: f"{100 * (value - 1):+.0f}" for end, value in gain.items()}
+        for gain in gains
+    ]
     cells = [f"{p['value']} [{p['low']}, {p['high']}]" for p in percent]
-    return f"| {row['setting']} | {' | '.join(cells)} | {len(row['rounds'])} iterations |"
+    return (
+        f"| {row['setting']} | {' | '.join(cells)} | {len(row['rounds'])} iterations |"
+    )
 
 
 if __name__ == "__main__":

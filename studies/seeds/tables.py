@@ -34,10 +34,17 @@ def forward_exploration(suite: Suite) -> Lines:
     """As RLlib's appendix: a table for each backend and mode, a row for each batch size."""
     names = dict.fromkeys(label(t.config) for row in suite.rows for t in row.settings)
     for name in names:
-        found = [(row, t) for row in suite.rows for t in row.settings if label(t.config) == name]
+        found = [
+            (row, t)
+            for row in suite.rows
+            for t in row.settings
+            if label(t.config) == name
+        ]
         yield f"### {name}"
         yield ""
-        yield from header("batch_size", "no compile throughput", "compiled throughput", "Speedup")
+        yield from header(
+            "batch_size", "no compile throughput", "compiled throughput", "Speedup"
+        )
         for row, tried in found:
             plain = calls_per_s(tried.eager_call_s or row.eager_call_s)
             if tried.speedup is None:
@@ -65,14 +72,18 @@ def regional(suite: Suite) -> Lines:
     yield from header("model", "batch", "", "compile s", "speed-up")
     for row in suite.rows:
         for tried in row.settings:
-            scope = "full" if tried.config["scope"] == "model" else tried.config["scope"]
+            scope = (
+                "full" if tried.config["scope"] == "model" else tried.config["scope"]
+            )
             compile_s = "–" if tried.compile_s is None else f"{tried.compile_s:.1f}"
             yield f"| {size(row)} | {row.batch_size} | {scope} | {compile_s} | {gain_of(tried)} |"
 
 
 def runner(suite: Suite) -> Lines:
     """As the summary of dynamo's runner: pass rate and geometric mean by phase."""
-    yield from header("phase", "models", "pass rate", "geometric mean", "mean compile s", "memory")
+    yield from header(
+        "phase", "models", "pass rate", "geometric mean", "mean compile s", "memory"
+    )
     for phase in dict.fromkeys(row.phase for row in suite.rows):
         rows = tuple(row for row in suite.rows if row.phase == phase)
         part = Suite(name=phase, members=(), rows=rows)
@@ -95,14 +106,20 @@ def calls_per_s(seconds: float | None) -> str:
 
 
 def gain_of(tried: Tried) -> str:
-    return tried.outcome.value if tried.speedup is None else f"{tried.speedup.value:.2f}"
+    return (
+        tried.outcome.value if tried.speedup is None else f"{tried.speedup.value:.2f}"
+    )
 
 
 def size(row: Row) -> str:
     return row.target.partition("?")[2].partition("&num_attention")[0]
 
 
-TABLES = {"forward_exploration": forward_exploration, "adam": adam, "regional": regional}
+TABLES = {
+    "forward_exploration": forward_exploration,
+    "adam": adam,
+    "regional": regional,
+}
 
 if __name__ == "__main__":
     main()

@@ -64,7 +64,9 @@ def microseconds(seconds: list[float]) -> list[float]:
     return [float(f"{1e6 * s:.5g}") for s in seconds]
 
 
-def measure(executor: LocalExecutor, job_factory: JobFactory, name: str) -> dict[str, Any]:
+def measure(
+    executor: LocalExecutor, job_factory: JobFactory, name: str
+) -> dict[str, Any]:
     """One set: raw microseconds of a call, by side, in the order of the rounds."""
     sides = [
         Side(number, config, str(job_factory.cache_of(number)), is_warm=False)
@@ -82,11 +84,16 @@ def measure(executor: LocalExecutor, job_factory: JobFactory, name: str) -> dict
     )
     ending = run(executor, job_factory.job(request, alone=True))
     found = {side["number"]: side for side in ending.payload.get("sides", ())}
-    failed = [f"{n}: {s.get('message', '')}" for n, s in found.items() if s["outcome"] != "ok"]
+    failed = [
+        f"{n}: {s.get('message', '')}" for n, s in found.items() if s["outcome"] != "ok"
+    ]
     if ending.outcome is not Outcome.OK or failed:
-        return {"error": f"{name}: {ending.outcome.value} {ending.message} {failed}"[:300]}
+        return {
+            "error": f"{name}: {ending.outcome.value} {ending.message} {failed}"[:300]
+        }
     times = {
-        label: microseconds(found[n]["measurement"]["compiled_s"]) for n, label in enumerate(SIDES)
+        label: microseconds(found[n]["measurement"]["compiled_s"])
+        for n, label in enumerate(SIDES)
     }
     eager = microseconds(found[0]["measurement"]["eager_s"])
     reference_us = round(1e6 * ending.payload["reference_s"], 1)
@@ -98,7 +105,10 @@ def records(sets: list[dict[str, Any]], baseline: str, other: str) -> list[Recor
     found = []
     for number, config, side in ((0, EAGER, baseline), (1, OTHER, other)):
         for index, one in enumerate(sets):
-            times = (tuple(1e-6 * us for us in one["times_us"][name]) for name in (baseline, side))
+            times = (
+                tuple(1e-6 * us for us in one["times_us"][name])
+                for name in (baseline, side)
+            )
             trial = Record(
                 number,
                 "forward",
@@ -127,7 +137,9 @@ def _raced(trial: Record, number: int) -> Record:
     )
 
 
-def decided(sets: list[dict[str, Any]], baseline: str, other: str) -> tuple[Decision, int]:
+def decided(
+    sets: list[dict[str, Any]], baseline: str, other: str
+) -> tuple[Decision, int]:
     """The decision where a race would stop, and after how many sets that is."""
     for count in range(SETS[0], SETS[1] + 1):
         decision = decide_all(records(sets[:count], baseline, other))[BATCH_SIZE]
@@ -157,7 +169,9 @@ def _times(rows: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
 def analyse(rows: list[dict[str, Any]]) -> dict[str, list[bool]]:
     """Every decision by name: whether the two sides were called different."""
     rows = scaled(rows)
-    found: dict[str, list[bool]] = {name: [] for name in ("aa", "aa_interval", "power", "open")}
+    found: dict[str, list[bool]] = {
+        name: [] for name in ("aa", "aa_interval", "power", "open")
+    }
     experiments: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         if "error" not in row:
@@ -209,7 +223,10 @@ def groups(rows: list[dict[str, Any]]) -> dict[str, list[bool]]:
         for six in itertools.combinations(range(len(logs)), 6):
             for three in itertools.combinations(six[1:], 2):  # each way once
                 first = {six[0], *three}
-                parts = ([logs[i] for i in six if (i in first) is own] for own in (True, False))
+                parts = (
+                    [logs[i] for i in six if (i in first) is own]
+                    for own in (True, False)
+                )
                 apart = ratio(*map(over_sets, parts))
                 found["same"].append(not 1 / (1 + SAME) <= apart.value <= 1 + SAME)
                 found["out"].append(apart.low > 1 + ZONE or apart.high < 1 / (1 + ZONE))
@@ -222,7 +239,9 @@ def _logs(rows: list[dict[str, Any]], yard_us: float) -> Iterator[list[float]]:
     rows = [row for row in rows if "error" not in row]
     for setting in dict.fromkeys(row["setting"] for row in rows):
         calm = [
-            np.log(np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"]))[: racing._ROUNDS]
+            np.log(np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"]))[
+                : racing._ROUNDS
+            ]
             for row in rows
             if row["setting"] == setting
             and np.median(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us
@@ -233,12 +252,21 @@ def _logs(rows: list[dict[str, Any]], yard_us: float) -> Iterator[list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=20, help="of experiments")
-    parser.add_argument("--sets", type=int, default=SETS[1], help="of each; fewer are not judged")
-    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument(
+        "--sets", type=int, default=SETS[1], help="of each; fewer are not judged"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="for the JSON; beside this file if left out"
+    )
     args = parser.parse_args()
     path = (args.folder or HERE / "cpu") / "aa.json"
     there = {(row["experiment"], row["set"]) for row in load(path)}
-    todo = [(e, s) for e in range(args.count) for s in range(args.sets) if (e, s) not in there]
+    todo = [
+        (e, s)
+        for e in range(args.count)
+        for s in range(args.sets)
+        if (e, s) not in there
+    ]
     with tempfile.TemporaryDirectory(prefix="truth-") as scratch:
         folder = RunFolder(scratch)
         folder.create()
@@ -249,11 +277,19 @@ def main() -> None:
             for experiment, number in todo:
                 began = time.monotonic()
                 found = measure(executor, job_factory, f"{experiment} {number}")
-                row = {"experiment": experiment, "set": number, "commit": commit(), **found}
+                row = {
+                    "experiment": experiment,
+                    "set": number,
+                    "commit": commit(),
+                    **found,
+                }
                 append(path, "cpu", row)
                 said = found.get("error", "done")
                 took_s = time.monotonic() - began
-                print(f"experiment {experiment}, set {number}: {said}, {took_s:.0f} s", flush=True)
+                print(
+                    f"experiment {experiment}, set {number}: {said}, {took_s:.0f} s",
+                    flush=True,
+                )
         finally:
             executor.close()
     for name, seen in analyse(load(path)).items():

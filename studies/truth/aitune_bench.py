@@ -37,11 +37,16 @@ GPU_ONLY = ("modelopt", "polygraphy", "pynvml", "tensorrt", "torch_tensorrt", "t
 
 def tune(batch_sizes: list[int], seed: int) -> dict[str, Any]:
     """In a process of its own: one run of AITune."""
-    sys.meta_path.insert(0, Empty(tuple(n for n in GPU_ONLY if not importlib.util.find_spec(n))))
+    sys.meta_path.insert(
+        0, Empty(tuple(n for n in GPU_ONLY if not importlib.util.find_spec(n)))
+    )
     import aitune.torch as ait
     import mlp
     import torch
-    from aitune.torch.backend import TorchInductorJitBackend, TorchInductorJitBackendConfig
+    from aitune.torch.backend import (
+        TorchInductorJitBackend,
+        TorchInductorJitBackendConfig,
+    )
     from aitune.torch.task.profiling import ProfilingConfig
 
     named = MODELS[MODEL].settings["cpu"]
@@ -52,12 +57,19 @@ def tune(batch_sizes: list[int], seed: int) -> dict[str, Any]:
     names = {backend.describe(): name for name, backend in backends.items()}
     torch.manual_seed(seed)
     strategy = ait.MaxThroughputStrategy(
-        list(backends.values()), profiling_config=ProfilingConfig(batch_sizes=[batch_sizes[-1]])
+        list(backends.values()),
+        profiling_config=ProfilingConfig(batch_sizes=[batch_sizes[-1]]),
     )
     module = ait.Module(mlp.get_model().eval(), MODEL, strategy=strategy)
     sample = mlp.get_inputs(1)[0][0]
     began = time.monotonic()
-    ait.tune(module, sample, batch_sizes=batch_sizes, device="cpu", ignore_failing_modules=False)
+    ait.tune(
+        module,
+        sample,
+        batch_sizes=batch_sizes,
+        device="cpu",
+        ignore_failing_modules=False,
+    )
     wall_s = time.monotonic() - began
     found = {
         names[r.backend_description]: round(float(r.speedup), 5)
@@ -77,10 +89,16 @@ def tune(batch_sizes: list[int], seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
-    parser.add_argument("--count", type=int, default=10, help="of runs, those there included")
-    parser.add_argument("--first", type=int, default=0, help="seed; without those before it")
+    parser.add_argument(
+        "--count", type=int, default=10, help="of runs, those there included"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="seed; without those before it"
+    )
     parser.add_argument("--batch-sizes", default=str(MODELS[MODEL].batch_size))
-    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument(
+        "--folder", type=Path, help="for the JSON; beside this file if left out"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     sizes = [int(size) for size in args.batch_sizes.split(",")]
@@ -88,15 +106,29 @@ def main() -> None:
         print(json.dumps(tune(sizes, args.one)), flush=True)
         return
     path = (args.folder or HERE / "cpu") / "aitune.json"
-    series = {"method": "AITune", "model": MODEL, "noise": args.noise, "batch_sizes": sizes}
+    series = {
+        "method": "AITune",
+        "model": MODEL,
+        "noise": args.noise,
+        "batch_sizes": sizes,
+    }
     there = {row["seed"] for row in load(path) if series.items() <= row.items()}
     for seed in sorted({*range(args.first, args.count)} - there):
-        with tempfile.TemporaryDirectory(prefix="truth-") as cache, neighbour(args.noise, seed):
-            places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "AITUNE_CACHE_DIR": cache}
+        with (
+            tempfile.TemporaryDirectory(prefix="truth-") as cache,
+            neighbour(args.noise, seed),
+        ):
+            places = {
+                "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+                "AITUNE_CACHE_DIR": cache,
+            }
             command = [sys.executable, __file__, "--one", str(seed)]
             row = last_line([*command, "--batch-sizes", args.batch_sizes], places, 900)
         append(path, "cpu", {**series, "seed": seed, **row})
-        said = row.get("error") or f"{row['pick']} {row['speedup'][0]}, {row['wall_s']:.0f} s"
+        said = (
+            row.get("error")
+            or f"{row['pick']} {row['speedup'][0]}, {row['wall_s']:.0f} s"
+        )
         print(f"AITune {args.noise} {seed}: {said}", flush=True)
 
 

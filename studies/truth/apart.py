@@ -50,13 +50,25 @@ def main() -> None:
                     own = np.mean([np.var(logs, ddof=1) / len(logs) for logs in runs])
                     every.append((len(runs) - 1, seen, own))
                     apart = np.sqrt(max(0.0, seen - own))
-                    spreads = (f"{100 * x:.1f}" for x in (np.sqrt(seen), np.sqrt(own), apart))
+                    spreads = (
+                        f"{100 * x:.1f}" for x in (np.sqrt(seen), np.sqrt(own), apart)
+                    )
                     rows.append([folder, model, noise, name, str(len(runs)), *spreads])
-    head = ["host", "model", "condition", "setting", "runs", "runs apart", "by their sets"]
+    head = [
+        "host",
+        "model",
+        "condition",
+        "setting",
+        "runs",
+        "runs apart",
+        "by their sets",
+    ]
     print(table([*head, "beyond them"], rows))
     weight, seen, own = np.asarray(every).T
     total, sets = (np.average(x, weights=weight) for x in (seen, own))
-    print(f"\nall: {100 * np.sqrt(total):.1f} % apart, {100 * np.sqrt(sets):.1f} % by their sets")
+    print(
+        f"\nall: {100 * np.sqrt(total):.1f} % apart, {100 * np.sqrt(sets):.1f} % by their sets"
+    )
     beyond, each = np.sqrt(max(0.0, total - sets)), np.sqrt(np.maximum(0.0, seen - own))
     print(f"beyond them {100 * beyond:.1f} % (median {100 * np.median(each):.1f} %)")
 

@@ -20,7 +20,10 @@ import torch
 HERE = Path(__file__).parent
 CALLS, TURNS = 30, 60
 WAYS = {
-    "openvino_onnx baked": ({"backend": "openvino_onnx", "options": {"weights": "baked"}}, 0.0),
+    "openvino_onnx baked": (
+        {"backend": "openvino_onnx", "options": {"weights": "baked"}},
+        0.0,
+    ),
     "openvino_onnx baked, after 10 ms": (
         {"backend": "openvino_onnx", "options": {"weights": "baked"}},
         0.01,
@@ -58,10 +61,14 @@ def main() -> None:
                 for side, rows in times.items()
             }
             calls = found[name]["other"]
-            print(f"{name}: first {calls[0]:.0f} µs, last ten {median(calls[-10:]):.0f} µs")
+            print(
+                f"{name}: first {calls[0]:.0f} µs, last ten {median(calls[-10:]):.0f} µs"
+            )
     facts = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     path = HERE / "cpu" / "carry_over.json"
-    path.write_text(json.dumps({"schema": 1, **facts, "call_us": found}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"schema": 1, **facts, "call_us": found}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -51,14 +51,19 @@ def measure(model: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, blocks in seen.items():
         took_ms, faults = np.median(blocks, axis=0)
-        found[name] = {"ms": round(float(took_ms), 3), "page_faults": round(float(faults))}
+        found[name] = {
+            "ms": round(float(took_ms), 3),
+            "page_faults": round(float(faults)),
+        }
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), default="ppo")
-    parser.add_argument("--count", type=int, default=8, help="of processes, those there included")
+    parser.add_argument(
+        "--count", type=int, default=8, help="of processes, those there included"
+    )
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -73,7 +78,9 @@ def main() -> None:
             command = [sys.executable, __file__, "--one", "--model", args.model]
             found = last_line(command, {**places, **extra}, 600)
         append(path, "cpu", {"process": number, "keeps_memory": keeps, **found})
-        print(f"{number}: {'kept' if keeps else 'glibc as it comes'}: {found}", flush=True)
+        print(
+            f"{number}: {'kept' if keeps else 'glibc as it comes'}: {found}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ WAIT_S = 120.0  # for a calm moment before a process begins
 BUSY = "busy"  # how a folder is named whose host is never calm: nobody waits, and all rounds count
 
 
-def block_us(side: Side, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
+def block_us(
+    side: Side, calls: int, synchronize: Callable[[], None], lead: int = 0
+) -> float:
     """Microseconds per call, after ``lead`` untimed ones."""
     call = side.call
     with side.context():
@@ -76,7 +78,10 @@ def measure(
     import torch
 
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    sides = (make(name, device, None), make(name, device, MODELS[name].settings[device][setting]))
+    sides = (
+        make(name, device, None),
+        make(name, device, MODELS[name].settings[device][setting]),
+    )
     began = time.perf_counter()
     block_us(sides[1], 1, synchronize)
     first_s = time.perf_counter() - began
@@ -97,7 +102,9 @@ def measure(
     for turn in range(WARM_ROUNDS + MOST * rounds):
         before_us, here = yardstick(), [0.0, 0.0]
         for index in order.sample((0, 1), 2):
-            here[index] = block_us(sides[index], calls[index], synchronize, leads[index])
+            here[index] = block_us(
+                sides[index], calls[index], synchronize, leads[index]
+            )
         if turn < WARM_ROUNDS:
             continue
         for kept, us in zip(times, here, strict=True):
@@ -110,7 +117,9 @@ def measure(
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     return {
         "first_call_s": round(first_s, 2),
-        "page_faults": round(faults / (turn + 1) / sum(calls + leads), 1),  # of a call, on average
+        "page_faults": round(
+            faults / (turn + 1) / sum(calls + leads), 1
+        ),  # of a call, on average
         "threads": torch.get_num_threads(),
         "calls": calls,
         "leads": leads,
@@ -146,8 +155,18 @@ def measure_all(
                 wait_for_calm(best_yard_us(load(path)), device)
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="truth-") as cache:
-                places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-                command = [sys.executable, __file__, "--one", name, setting, str(process)]
+                places = {
+                    "TORCHINDUCTOR_CACHE_DIR": cache,
+                    "TRITON_CACHE_DIR": f"{cache}/triton",
+                }
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--one",
+                    name,
+                    setting,
+                    str(process),
+                ]
                 command += ["--device", device, "--rounds", str(rounds)]
                 command += ["--known-us", str(best_yard_us(load(path)))]
                 found = last_line(command, {**places, **MODELS[name].environment}, 1200)
@@ -158,7 +177,8 @@ def measure_all(
                 said = f"{np.median(calm):.3f}x" if calm.size else "no calm round"
                 said += f" ({calm.size} of {len(found['yard_us'])} rounds)"
             print(
-                f"{name} {setting} {process}: {said}, {time.monotonic() - began:.0f} s", flush=True
+                f"{name} {setting} {process}: {said}, {time.monotonic() - began:.0f} s",
+                flush=True,
             )
 
 
@@ -226,15 +246,21 @@ def analyse(
     Where ``calm_only`` is false all rounds of all processes count, and the yardstick does not.
     """
     found = {EAGER: Truth(1.0, 1.0, 1.0, ())}
-    rounds = rounds or (ROUNDS if any("leads" in row for row in rows) else EARLIER_ROUNDS)
+    rounds = rounds or (
+        ROUNDS if any("leads" in row for row in rows) else EARLIER_ROUNDS
+    )
     yard_us = best_yard_us(rows) if calm_only else float("inf")
     calm = [row for row in rows if is_calm(row, yard_us, rounds if calm_only else 0)]
     for setting in dict.fromkeys(row["setting"] for row in calm):
         # As many rounds of each: a process that had more is no better informed.
-        ours = [calm_ratios(r, yard_us)[:rounds] for r in calm if r["setting"] == setting]
+        ours = [
+            calm_ratios(r, yard_us)[:rounds] for r in calm if r["setting"] == setting
+        ]
         draw = np.random.default_rng(0)
         again = [
-            np.median(np.concatenate([draw.choice(ours[i], ours[i].size) for i in picked]))
+            np.median(
+                np.concatenate([draw.choice(ours[i], ours[i].size) for i in picked])
+            )
             for picked in draw.integers(0, len(ours), (RESAMPLES, len(ours)))
         ]
         low, high = np.quantile(again, (0.025, 0.975))
@@ -255,15 +281,21 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--processes", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument(
+        "--folder", type=Path, help="for the JSON; beside this file if left out"
+    )
     parser.add_argument("--settings", help="comma list; all of the model if left out")
-    parser.add_argument("--anyway", action="store_true", help="do not wait for a calm host")
+    parser.add_argument(
+        "--anyway", action="store_true", help="do not wait for a calm host"
+    )
     parser.add_argument("--known-us", type=float, default=1e9, help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         name, setting, process = args.one
-        row = measure(name, setting, args.device, args.rounds, int(process), args.known_us)
+        row = measure(
+            name, setting, args.device, args.rounds, int(process), args.known_us
+        )
         print(json.dumps(row), flush=True)
         return
     names = args.models.split(",") if args.models else of_device(args.device)
@@ -275,7 +307,9 @@ def main() -> None:
         truth = analyse(load(folder / f"truth_{name}.json"), args.rounds)
         for setting, t in truth.items():
             tied = "tied for best" if setting in ties(truth) else ""
-            print(f"{name:5} {setting:28} {t.value:.3f} [{t.low:.3f}, {t.high:.3f}] {tied}")
+            print(
+                f"{name:5} {setting:28} {t.value:.3f} [{t.low:.3f}, {t.high:.3f}] {tied}"
+            )
         for setting in set(MODELS[name].settings[args.device]) - set(truth):
             print(f"{name:5} {setting:28} no process was calm")
 

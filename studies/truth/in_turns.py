@@ -27,7 +27,14 @@ FOLDER = HERE / "in_turns"
 
 
 def tune(model: str, noise: str, count: int, folder: Path, first_seed: int) -> None:
-    command = [sys.executable, str(HERE / "tunes.py"), "--model", model, "--noise", noise]
+    command = [
+        sys.executable,
+        str(HERE / "tunes.py"),
+        "--model",
+        model,
+        "--noise",
+        noise,
+    ]
     command += ["--count", str(count), "--anyway", "--folder", str(folder)]
     subprocess.run([*command, "--first-seed", str(first_seed)], check=True)
 
@@ -73,10 +80,16 @@ def show(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="cnn:6,mlp:10", help="name:turns, comma list")
+    parser.add_argument(
+        "--models", default="cnn:6,mlp:10", help="name:turns, comma list"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--tunes", type=int, default=1, help="quiet ones and noisy ones in a turn")
-    parser.add_argument("--first-seed", type=int, default=0, help="of tunes; one for each host")
+    parser.add_argument(
+        "--tunes", type=int, default=1, help="quiet ones and noisy ones in a turn"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="of tunes; one for each host"
+    )
     parser.add_argument("--show", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if args.show:

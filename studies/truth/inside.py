@@ -27,7 +27,9 @@ Estimate = Callable[[np.ndarray, np.ndarray], float]
 ESTIMATES: dict[str, Estimate] = {
     "median of ratios": lambda eager, other: float(np.median(np.log(eager / other))),
     "Hodges-Lehmann": lambda eager, other: hodges_lehmann(np.log(eager / other)),
-    "ratio of medians": lambda eager, other: math.log(np.median(eager) / np.median(other)),
+    "ratio of medians": lambda eager, other: math.log(
+        np.median(eager) / np.median(other)
+    ),
     "ratio of lower quartiles": lambda eager, other: math.log(
         np.quantile(eager, 0.25) / np.quantile(other, 0.25)
     ),
@@ -48,7 +50,9 @@ def series() -> dict[str, list[list[float]]]:
                     for setting, us in one["sides_us"].items():
                         model = path.stem.removeprefix("tunes_")
                         name = f"{folder} {model} {setting} {run['noise']}"
-                        for logs, estimate in zip(found[name], ESTIMATES.values(), strict=True):
+                        for logs, estimate in zip(
+                            found[name], ESTIMATES.values(), strict=True
+                        ):
                             logs.append(estimate(eager, np.asarray(us)))
     return {name: logs for name, logs in found.items() if len(logs[0]) >= FEWEST}
 
@@ -58,8 +62,13 @@ def main() -> None:
     print(f"| series | sets | {' | '.join(ESTIMATES)} |")
     print("|---|---|" + "---|" * len(ESTIMATES))
     for name, by_estimate in every.items():
-        print(f"| {name} | {len(by_estimate[0])} | {' | '.join(map(cell, by_estimate))} |")
-    spread = [np.mean([np.std(logs[i]) for logs in every.values()]) for i in range(len(ESTIMATES))]
+        print(
+            f"| {name} | {len(by_estimate[0])} | {' | '.join(map(cell, by_estimate))} |"
+        )
+    spread = [
+        np.mean([np.std(logs[i]) for logs in every.values()])
+        for i in range(len(ESTIMATES))
+    ]
     print(f"| mean | | {' | '.join(f'**{100 * one:.1f}**' for one in spread)} |")
 
 

@@ -40,7 +40,9 @@ def measure(name: str, seed: int) -> dict[str, Any]:
     once_us = []
     for side in sides:
         block_us(side, 20, lambda: None)
-        once_us.append(float(np.median([block_us(side, 5, lambda: None) for _ in range(5)])))
+        once_us.append(
+            float(np.median([block_us(side, 5, lambda: None) for _ in range(5)]))
+        )
     found: dict[str, Any] = {way: [] for way in WAYS}
     for _ in range(TURNS):
         for way in order.sample(list(WAYS), len(WAYS)):
@@ -48,7 +50,10 @@ def measure(name: str, seed: int) -> dict[str, Any]:
             for turn in range(rounds + 1):
                 here = {}
                 for index in order.sample(range(2 + others), 2 + others):
-                    calls = [max(1, round(s * 1e6 / once_us[index])) for s in (lead_s, block_s)]
+                    calls = [
+                        max(1, round(s * 1e6 / once_us[index]))
+                        for s in (lead_s, block_s)
+                    ]
                     if lead_s:
                         block_us(sides[index], calls[0], lambda: None)
                     here[index] = block_us(sides[index], calls[1], lambda: None)
@@ -67,9 +72,13 @@ def show(path: Path) -> None:
     long = np.log(ratios["400 ms after 100 ms"])
     for way, found in ratios.items():
         apart = np.log(found) - long
-        error = apart.std(ddof=1) / np.sqrt(apart.size) if apart.size > 1 else float("nan")
+        error = (
+            apart.std(ddof=1) / np.sqrt(apart.size) if apart.size > 1 else float("nan")
+        )
         each = " ".join(f"{r:.3f}" for r in found)
-        print(f"{path.stem} {way}: {each}; from long blocks {apart.mean():+.1%} ± {error:.1%}")
+        print(
+            f"{path.stem} {way}: {each}; from long blocks {apart.mean():+.1%} ± {error:.1%}"
+        )
 
 
 def main() -> None:
@@ -92,7 +101,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="lead-") as cache:
                 places = {"TORCHINDUCTOR_CACHE_DIR": cache, **MODELS[name].environment}
                 command = [sys.executable, __file__, "--one", name, str(process)]
-                append(path, "cpu", {"process": process, **last_line(command, places, 600)})
+                append(
+                    path, "cpu", {"process": process, **last_line(command, places, 600)}
+                )
     for name in args.models.split(","):
         show(args.folder / f"{name}.json")
 

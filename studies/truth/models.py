@@ -34,10 +34,18 @@ def _named(*names: str) -> Settings:
 
 
 _NEAR_TIES = _named(
-    "default", "reduce-overhead", "max-autotune-no-cudagraphs", "dynamic=False", "dynamic=True"
+    "default",
+    "reduce-overhead",
+    "max-autotune-no-cudagraphs",
+    "dynamic=False",
+    "dynamic=True",
 )
-_ON_A_CPU = _named("default", "max-autotune-no-cudagraphs", "lite", "dynamic=True", "aot_eager")
-_ON_A_GPU = _named("default", "reduce-overhead", "max-autotune-no-cudagraphs", "cudagraphs")
+_ON_A_CPU = _named(
+    "default", "max-autotune-no-cudagraphs", "lite", "dynamic=True", "aot_eager"
+)
+_ON_A_GPU = _named(
+    "default", "reduce-overhead", "max-autotune-no-cudagraphs", "cudagraphs"
+)
 
 
 # glibc keeps what is freed. By default it gives the end of its heap back, and whether PPO's
@@ -69,9 +77,15 @@ class Model:
 
 MODELS = {
     "mlp": Model("studies/truth/mlp.py", "forward", 64, {"cpu": _NEAR_TIES}),
-    "cnn": Model("examples/cnn.py", "forward", 4, {"cpu": _ON_A_CPU, "cuda": _ON_A_GPU}),
+    "cnn": Model(
+        "examples/cnn.py", "forward", 4, {"cpu": _ON_A_CPU, "cuda": _ON_A_GPU}
+    ),
     "ppo": Model(
-        "examples/ppo_breakout.py", "forward_exploration", 4, {"cpu": _ON_A_CPU}, _KEEP_MEMORY
+        "examples/ppo_breakout.py",
+        "forward_exploration",
+        4,
+        {"cpu": _ON_A_CPU},
+        _KEEP_MEMORY,
     ),
     "adam": Model("examples/adam.py", "optimizer_step", None, {"cuda": _ON_A_GPU}),
 }
@@ -103,7 +117,11 @@ def make(name: str, device: str, compile_kwargs: dict[str, Any] | None) -> Side:
     spec.loader.exec_module(module)
 
     def compiled(function: Any) -> Any:
-        return function if compile_kwargs is None else torch.compile(function, **compile_kwargs)
+        return (
+            function
+            if compile_kwargs is None
+            else torch.compile(function, **compile_kwargs)
+        )
 
     torch.manual_seed(0)
     if model.phase == "forward":

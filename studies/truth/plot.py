@@ -22,12 +22,18 @@ REACH = 0.25  # points further from the truth are drawn at the edge
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--folder", type=Path, help="of the JSON; beside this file if left out")
+    parser.add_argument(
+        "--folder", type=Path, help="of the JSON; beside this file if left out"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     folder = args.folder or HERE / args.device
     true = truths(folder, args.device)
-    found = {key: rows for key, rows in series(runs(folder, args.device)).items() if key[0] in true}
+    found = {
+        key: rows
+        for key, rows in series(runs(folder, args.device)).items()
+        if key[0] in true
+    }
     models = list(dict.fromkeys(model for model, _, _ in found))
     rows_of = {m: [key for key in found if key[0] == m] for m in models}
     figure, panels = plt.subplots(
@@ -48,7 +54,11 @@ def main() -> None:
                 height = place + 0.6 * ((index + 0.5) / len(found[key]) - 0.5)
                 gap = value / right - 1
                 inside = abs(gap) <= REACH
-                holds = interval[0] <= right <= interval[1] if interval else abs(gap) <= 0.01
+                holds = (
+                    interval[0] <= right <= interval[1]
+                    if interval
+                    else abs(gap) <= 0.01
+                )
                 colour = RIGHT if holds else WRONG
                 if inside and interval:
                     ends = [100 * (edge / right - 1) for edge in interval]
@@ -61,7 +71,9 @@ def main() -> None:
         high = max(100 * (t.high / t.value - 1) for t in widest)
         axes.axvspan(low, high, color=TRUE, alpha=0.3, linewidth=0)
         axes.axvline(0, color=TRUE, linewidth=1)
-        axes.set_yticks(range(len(rows_of[model])), [f"{m}, {n}" for _, n, m in rows_of[model]])
+        axes.set_yticks(
+            range(len(rows_of[model])), [f"{m}, {n}" for _, n, m in rows_of[model]]
+        )
         axes.set_xlim(-105 * REACH, 105 * REACH)
         axes.set_ylim(len(rows_of[model]) - 0.4, -0.6)
         axes.set_title(model, loc="left", fontsize=10)

@@ -25,15 +25,26 @@ from autocompile.estimate.decision import decide_all
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
-FOLDERS = ("cpu_races", "busy_races", "busy_second", "in_turns", "busy_turns", "busy_epyc")
+FOLDERS = (
+    "cpu_races",
+    "busy_races",
+    "busy_second",
+    "in_turns",
+    "busy_turns",
+    "busy_epyc",
+)
 
 
-def records(run: dict[str, Any], model: str, named: dict[str, CompileConfig]) -> Iterator[Record]:
+def records(
+    run: dict[str, Any], model: str, named: dict[str, CompileConfig]
+) -> Iterator[Record]:
     """The search's trials and the sides of each set, as far as the decision looks at them."""
     numbers = {name: number for number, name in enumerate(run["searched"])}
     phase, size = MODELS[model].phase, MODELS[model].batch_size
 
-    def record(name: str, eager_us: list[float], us: list[float], **more: Any) -> Record:
+    def record(
+        name: str, eager_us: list[float], us: list[float], **more: Any
+    ) -> Record:
         measured = Measurement(
             tuple(x / 1e6 for x in eager_us),
             tuple(x / 1e6 for x in us),
@@ -92,7 +103,8 @@ def rows(folder: Path) -> Iterator[list[str]]:
     ]
     for (model, noise, _), ours in series(runs).items():
         before, after = (
-            score(each, true[model]) for each in (ours, [recounted(r, model) for r in ours])
+            score(each, true[model])
+            for each in (ours, [recounted(r, model) for r in ours])
         )
         yield [folder.name, model, noise, str(len(ours)), *cells(before), *cells(after)]
 
@@ -108,7 +120,11 @@ def main() -> None:
     head = ["host", "model", "condition", "runs"]
     figures = ["pick within 1 %", "error: median, worst", "interval holds the truth"]
     found = [row for name in folders for row in rows(HERE / name)]
-    titles = [*head, *(f"{f}, as reported" for f in figures), *(f"{f}, now" for f in figures)]
+    titles = [
+        *head,
+        *(f"{f}, as reported" for f in figures),
+        *(f"{f}, now" for f in figures),
+    ]
     print(table(titles, found))
 
 

@@ -48,9 +48,26 @@ from autocompile.estimate.intervals import Interval, median_interval, over_sets
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
-ROUNDS, WINDOWS = 24, 16  # rounds of a set; stretches of them that are taken of each process
+ROUNDS, WINDOWS = (
+    24,
+    16,
+)  # rounds of a set; stretches of them that are taken of each process
 SPELLS = {"spells": 0.2, "long spells": 0.4}  # of the sets
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+)
 PLAIN = Interval(1.0, 1.0, 1.0)
 
 
@@ -88,7 +105,9 @@ class Variant:
         spread = sum((x - mean) ** 2 for x in logs) + prior * self.spread**2
         error = T95[min(freedom, len(T95)) - 1] * math.sqrt(spread / freedom / count)
         centre = self.centre(logs)
-        return Interval(math.exp(centre), math.exp(centre - error), math.exp(centre + error))
+        return Interval(
+            math.exp(centre), math.exp(centre - error), math.exp(centre + error)
+        )
 
     def left_out(self, yards: dict[int, float]) -> set[int]:
         """The sets in which the host was slower than in the others."""
@@ -110,12 +129,21 @@ VARIANTS = {
     "as it is": Variant(),
     "sets: median instead of mean": Variant(centre=_median),
     "sets: no prior spread (ordinary t)": Variant(freedom=0),
-    **{f"sets: prior spread {100 * s:g} %": Variant(spread=s) for s in (0.005, 0.01, 0.02, 0.03)},
+    **{
+        f"sets: prior spread {100 * s:g} %": Variant(spread=s)
+        for s in (0.005, 0.01, 0.02, 0.03)
+    },
     "sets: prior worth 2 processes": Variant(freedom=2),
     "sets: prior worth 8 processes": Variant(freedom=8),
     "host: every set counts": Variant(slower=None),
-    **{f"host: left out from {s:g} times": Variant(slower=s) for s in (1.05, 1.1, 1.25, 1.4)},
-    **{f"host: one fast set beside {n} slow ones is left out": Variant(alone=n) for n in (3, 4)},
+    **{
+        f"host: left out from {s:g} times": Variant(slower=s)
+        for s in (1.05, 1.1, 1.25, 1.4)
+    },
+    **{
+        f"host: one fast set beside {n} slow ones is left out": Variant(alone=n)
+        for n in (3, 4)
+    },
     "host: left out only where they are fewer": Variant(majority=True),
     "host: every set counts, by their median": Variant(slower=None, centre=_median),
     "stop: always 3 sets": Variant(sets=(3, 3)),
@@ -141,7 +169,9 @@ class Seen:
     yard_us: float
 
 
-Processes = dict[str, list[dict[int, list[Seen]]]]  # by setting; then by count of rounds
+Processes = dict[
+    str, list[dict[int, list[Seen]]]
+]  # by setting; then by count of rounds
 
 
 @dataclass(frozen=True)
@@ -153,7 +183,9 @@ class World:
     calm: Processes
     slow: Processes
     truth: dict[str, float]
-    mean: dict[str, float]  # the speed-up by the mean of all processes that are drawn from
+    mean: dict[
+        str, float
+    ]  # the speed-up by the mean of all processes that are drawn from
     best: tuple[str, ...]
 
 
@@ -176,7 +208,9 @@ def stretches(row: dict[str, Any], seed: int) -> dict[int, list[Seen]]:
             inside = median_interval(some)
             yard_us = float(np.median(yards[begin : begin + size]))
             found[rounds].append(
-                Seen(inside.value, inside.low, inside.high, hodges_lehmann(some), yard_us)
+                Seen(
+                    inside.value, inside.low, inside.high, hodges_lehmann(some), yard_us
+                )
             )
     return found
 
@@ -205,7 +239,9 @@ def is_calm(row: dict[str, Any], yard_us: float) -> bool:
     return bool(np.median(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us)
 
 
-def by_setting(seen: Sequence[tuple[dict[str, Any], dict[int, list[Seen]]]]) -> Processes:
+def by_setting(
+    seen: Sequence[tuple[dict[str, Any], dict[int, list[Seen]]]],
+) -> Processes:
     found: Processes = {}
     for row, each in seen:
         found.setdefault(row["setting"], []).append(each)
@@ -222,7 +258,9 @@ def world(
 def means(processes: Processes) -> dict[str, float]:
     """The speed-up of each setting by the mean logarithm of its processes."""
     return {EAGER: 1.0} | {
-        setting: math.exp(np.mean([np.mean([s.median for s in each[ROUNDS]]) for each in ours]))
+        setting: math.exp(
+            np.mean([np.mean([s.median for s in each[ROUNDS]]) for each in ours])
+        )
         for setting, ours in processes.items()
     }
 
@@ -272,14 +310,22 @@ def run(world: World, variant: Variant, seen: list[Draw]) -> dict[str, Any]:
     logs: dict[str, dict[int, float]] = {name: {} for name in world.calm}
     yards: dict[str, dict[int, float]] = {name: {} for name in world.calm}
     for number, name in list(names.items())[1:]:
-        of_search, own = look(seen[0], name), getattr(look(seen[0], name), variant.inside)
+        of_search, own = (
+            look(seen[0], name),
+            getattr(look(seen[0], name), variant.inside),
+        )
         outside = variant.over_sets([own])
-        inside = math.exp(min(0.0, of_search.low - own)), math.exp(max(0.0, of_search.high - own))
+        inside = (
+            math.exp(min(0.0, of_search.low - own)),
+            math.exp(max(0.0, of_search.high - own)),
+        )
         value = math.exp(own)
         found[name] = Candidate(
             trial(number, CompileConfig(**kwargs[name])),
             Interval(
-                value, min(value * inside[0], outside.low), max(value * inside[1], outside.high)
+                value,
+                min(value * inside[0], outside.low),
+                max(value * inside[1], outside.high),
             ),
             1e-3,
         )
@@ -306,14 +352,18 @@ def run(world: World, variant: Variant, seen: list[Draw]) -> dict[str, Any]:
             logs[name][sets] = getattr(one, variant.inside)
             yards[name][sets] = one.yard_us
             slow = variant.left_out(yards[name])
-            kept = {number: log for number, log in logs[name].items() if number not in slow}
+            kept = {
+                number: log for number, log in logs[name].items() if number not in slow
+            }
             found[name] = dataclasses.replace(
                 c, logs=kept, speedup=variant.over_sets(list(kept.values()))
             )
     best = decision.best
-    return {"pick": names[best.record.number], "speedup": best.speedup, "sets": sets} | {
-        "decided": not decision.open
-    }
+    return {
+        "pick": names[best.record.number],
+        "speedup": best.speedup,
+        "sets": sets,
+    } | {"decided": not decision.open}
 
 
 @contextmanager
@@ -344,7 +394,9 @@ def scores(world: World, variant: Variant, runs: int) -> dict[str, Any]:
         "widths": [r["speedup"].half_width for r in told],
         "right": [r["pick"] in world.best for r in every],
         # How much slower the pick really is than the best.
-        "regrets": [max(world.truth.values()) / world.truth[r["pick"]] - 1 for r in every],
+        "regrets": [
+            max(world.truth.values()) / world.truth[r["pick"]] - 1 for r in every
+        ],
         "decided": [r["decided"] for r in every],
         "sets": [r["sets"] for r in every],
     }
@@ -381,7 +433,9 @@ def check() -> None:
         assert math.isclose(ours.high, theirs.high)
         yards = {number: draw.choice((60.0, 62.0, 80.0)) for number in range(count)}
         stubs = [
-            dataclasses.replace(trial(n, CompileConfig()), race=n, reference_s=us, repeats=1)
+            dataclasses.replace(
+                trial(n, CompileConfig()), race=n, reference_s=us, repeats=1
+            )
             for n, us in yards.items()
         ]
         assert plain.left_out(yards) == candidates_.left_out(stubs)
@@ -390,11 +444,16 @@ def check() -> None:
 def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
     """Markdown: a row for each variant, and in a cell the five figures of a condition."""
     conditions = list(next(iter(found.values())))
-    lines = [f"| rule | {' | '.join(conditions)} |", "|---" * (1 + len(conditions)) + "|"]
+    lines = [
+        f"| rule | {' | '.join(conditions)} |",
+        "|---" * (1 + len(conditions)) + "|",
+    ]
     for name, by_condition in found.items():
         cells = [
             f"{100 * s['error_median']:.2f} · {100 * s['error_95']:.1f} · {s['coverage']:.0%} "
-            f"· {s['right']:.0%} · {s['decided']:.0%} · {s['sets']:.1f}".replace("%", "")
+            f"· {s['right']:.0%} · {s['decided']:.0%} · {s['sets']:.1f}".replace(
+                "%", ""
+            )
             for s in by_condition.values()
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -412,10 +471,16 @@ def save(path: Path, parts: dict[str, dict[str, Any]], runs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200, help="of each model and condition")
+    parser.add_argument(
+        "--runs", type=int, default=200, help="of each model and condition"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "replay.json")
-    parser.add_argument("--only", default="", help="variants with this in their name, and the rule")
-    parser.add_argument("--table", action="store_true", help="of what is recorded; runs nothing")
+    parser.add_argument(
+        "--only", default="", help="variants with this in their name, and the rule"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="of what is recorded; runs nothing"
+    )
     args = parser.parse_args()
     if args.table:
         print(table(json.loads(args.out.read_text())["by_condition"]))
@@ -433,7 +498,11 @@ def main() -> None:
         }
         found[name] = {
             condition: summary(
-                [one for w, one in zip(every, seen, strict=True) if w.condition == condition]
+                [
+                    one
+                    for w, one in zip(every, seen, strict=True)
+                    if w.condition == condition
+                ]
             )
             for condition in conditions
         }

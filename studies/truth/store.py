@@ -24,7 +24,9 @@ def machine(device: str) -> dict[str, Any]:
     cpu = platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
+        cpu = next(
+            x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")
+        )
     found = {
         "torch": metadata.version("torch"),
         "python": platform.python_version(),
@@ -33,7 +35,9 @@ def machine(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        names = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
+        names = subprocess.run(
+            query, capture_output=True, text=True
+        ).stdout.splitlines()
         found["gpu"] = names[0].strip() if names else "unknown"
     return found
 
@@ -47,7 +51,10 @@ def commit() -> str | None:
         return given
     with contextlib.suppress(OSError):
         command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+        return (
+            subprocess.run(command, capture_output=True, text=True).stdout.strip()
+            or None
+        )
     return None
 
 
@@ -74,11 +81,16 @@ def append(path: Path, device: str, row: dict[str, Any], **where: Any) -> None:
     temporary.replace(path)
 
 
-def last_line(command: list[str], environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
+def last_line(
+    command: list[str], environment: dict[str, str], timeout_s: float
+) -> dict[str, Any]:
     """Run a child and read the JSON in the last line that it prints."""
     try:
         done = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, timeout=timeout_s
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         return {"error": f"took longer than {timeout_s:.0f} s"}

@@ -24,14 +24,18 @@ PICKED, COVERED, EQUALS, POWER = 0.95, 0.90, 0.05, 0.90  # targets
 ERROR = {"quiet": 0.01, "noisy": 0.02}
 BUSY_HOST = ", busy host"
 MANY = 5  # runs: of fewer the median is one of them
-SLOW = 1.1  # times the fastest reference work of all runs: the host was in another state
+SLOW = (
+    1.1  # times the fastest reference work of all runs: the host was in another state
+)
 
 
 def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:
     """What was measured at length, model by model; on a busy host by all rounds."""
     found = {name: load(folder / f"truth_{name}.json") for name in of_device(device)}
     calm_only = not folder.name.startswith(BUSY)
-    return {name: analyse(rows, calm_only=calm_only) for name, rows in found.items() if rows}
+    return {
+        name: analyse(rows, calm_only=calm_only) for name, rows in found.items() if rows
+    }
 
 
 def runs(folder: Path, device: str) -> list[dict[str, Any]]:
@@ -50,7 +54,9 @@ def runs(folder: Path, device: str) -> list[dict[str, Any]]:
         is_slow = bool(raced_us) and median(raced_us) > SLOW * best_us
         return is_slow or is_busy(row.get("host", ()), device)
 
-    return [{**row, "method": method_of(row), "is_busy": was_busy(row)} for row in found]
+    return [
+        {**row, "method": method_of(row), "is_busy": was_busy(row)} for row in found
+    ]
 
 
 def references_us(row: dict[str, Any]) -> list[float]:
@@ -105,13 +111,18 @@ def score(rows: list[dict[str, Any]], truth: dict[str, Truth]) -> Score:
     best = ties(truth)
     faster = [(r["speedup"], truth[r["pick"]]) for r in worked if r["pick"] != EAGER]
     sure = [(s, t) for s, t in faster if len(s) == 3]
-    usual = {p: median(r["speedup"][0] for r in worked if r["pick"] == p) for p in set(picks)}
+    usual = {
+        p: median(r["speedup"][0] for r in worked if r["pick"] == p) for p in set(picks)
+    }
     alike = [(r["speedup"], usual[r["pick"]]) for r in worked if r["pick"] != EAGER]
     return Score(
         runs=len(rows),
         failed=len(rows) - len(worked),
         in_ties=sum(p in best for p in picks),
-        picks={p: picks.count(p) for p in sorted(set(picks), key=lambda p: (-picks.count(p), p))},
+        picks={
+            p: picks.count(p)
+            for p in sorted(set(picks), key=lambda p: (-picks.count(p), p))
+        },
         reported=tuple(s[0] for s, _ in faster),
         errors=tuple(abs(s[0] / t.value - 1) for s, t in faster),
         covered=tuple(s[1] <= t.value <= s[2] for s, t in sure),
@@ -123,7 +134,9 @@ def score(rows: list[dict[str, Any]], truth: dict[str, Truth]) -> Score:
     )
 
 
-def series(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+def series(
+    rows: list[dict[str, Any]],
+) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
     """The runs by model, condition and method; those on a busy host apart, and last."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -166,7 +179,11 @@ def percent(value: float, most: float | None = None) -> str:
 def median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else sum(ordered[middle - 1 : middle + 1]) / 2
+    return (
+        ordered[middle]
+        if len(ordered) % 2
+        else sum(ordered[middle - 1 : middle + 1]) / 2
+    )
 
 
 def truth_table(true: dict[str, dict[str, Truth]]) -> str:
@@ -179,12 +196,21 @@ def truth_table(true: dict[str, dict[str, Truth]]) -> str:
             spread_text = percent(spread) if t.processes else "–"
             rows.append([name, setting, f"{t.value:.3f}", interval, spread_text, tied])
     return table(
-        ("model", "setting", "true speed-up", "95 % interval", "processes apart", "within 1 %"),
+        (
+            "model",
+            "setting",
+            "true speed-up",
+            "95 % interval",
+            "processes apart",
+            "within 1 %",
+        ),
         rows,
     )
 
 
-def pick_table(true: dict[str, dict[str, Truth]], rows: list[dict[str, Any]], device: str) -> str:
+def pick_table(
+    true: dict[str, dict[str, Truth]], rows: list[dict[str, Any]], device: str
+) -> str:
     lines = []
     for (model, noise, method), ours in series(rows).items():
         if model not in true:
@@ -195,7 +221,8 @@ def pick_table(true: dict[str, dict[str, Truth]], rows: list[dict[str, Any]], de
         calm = BUSY_HOST not in noise
         most = ERROR[noise] if calm else None
         picked = share(
-            [i < s.in_ties for i in range(s.runs)], (lambda part: part >= PICKED) if calm else None
+            [i < s.in_ties for i in range(s.runs)],
+            (lambda part: part >= PICKED) if calm else None,
         )
         if not {EAGER, *MODELS[model].settings[device]} <= true[model].keys():
             picked = "–"  # nobody knows the best of all of them
@@ -203,14 +230,32 @@ def pick_table(true: dict[str, dict[str, Truth]], rows: list[dict[str, Any]], de
         error, worst = "–", "–"
         if s.errors:
             error, worst = percent(median(s.errors), most), percent(max(s.errors))
-        reported = f"{min(s.reported):.3f} to {max(s.reported):.3f}" if s.reported else "–"
+        reported = (
+            f"{min(s.reported):.3f} to {max(s.reported):.3f}" if s.reported else "–"
+        )
         covered = share(s.covered, (lambda part: part >= COVERED) if calm else None)
-        line = [model, noise, method, f"{ok} of {s.runs}" if s.failed else str(ok), picked]
+        line = [
+            model,
+            noise,
+            method,
+            f"{ok} of {s.runs}" if s.failed else str(ok),
+            picked,
+        ]
         line += [picks or "–", reported, error, worst, covered, share(s.met)]
         line.append(share(s.agreed) if s.runs >= MANY else "–")
-        line += [share(s.decided), f"{sum(s.sets) / len(s.sets):.1f}" if s.sets else "–"]
+        line += [
+            share(s.decided),
+            f"{sum(s.sets) / len(s.sets):.1f}" if s.sets else "–",
+        ]
         lines.append([*line, f"{median(s.wall_s):.0f} s" if s.wall_s else "–"])
-    head = ("model", "condition", "method", "runs", "pick within 1 % of the best", "picks")
+    head = (
+        "model",
+        "condition",
+        "method",
+        "runs",
+        "pick within 1 % of the best",
+        "picks",
+    )
     head += ("reported", "error, median", "worst", "interval holds the truth")
     head += ("meets its interval", "holds the median of the runs", "decided", "sets")
     return table((*head, "wall, median"), lines)
@@ -231,7 +276,9 @@ _OF_PROCESSES = {
 
 def equals_table(rows: list[dict[str, Any]], folder: Path) -> str:
     """Of equals, how many are called different; of a slow-down, how often it is seen."""
-    found = [("cnn", words, aa.analyse(rows)[name]) for name, words in _IN_A_RACE.items()]
+    found = [
+        ("cnn", words, aa.analyse(rows)[name]) for name, words in _IN_A_RACE.items()
+    ]
     for model in of_device("cpu"):
         parted = aa.groups(load(folder / f"truth_{model}.json"))
         found += [(model, words, parted[name]) for name, words in _OF_PROCESSES.items()]
@@ -241,7 +288,9 @@ def equals_table(rows: list[dict[str, Any]], folder: Path) -> str:
             continue
         target: Callable[[float], bool] | None = None
         if wanted:
-            target = (lambda p: p <= EQUALS) if "≤" in wanted else (lambda p: p >= POWER)
+            target = (
+                (lambda p: p <= EQUALS) if "≤" in wanted else (lambda p: p >= POWER)
+            )
         lines.append([model, words, share(seen, target), wanted])
     head = ("model", "decision", "found", "target")
     return table(head, lines) if lines else ""
@@ -284,7 +333,9 @@ def tables(device: str, folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--folder", type=Path, help="of the JSON; beside this file if left out")
+    parser.add_argument(
+        "--folder", type=Path, help="of the JSON; beside this file if left out"
+    )
     parser.add_argument("--write", action="store_true", help="into README.md")
     args = parser.parse_args()
     folder = (args.folder or HERE / args.device).resolve()

@@ -48,7 +48,11 @@ def times(model: str) -> dict[str, dict[str, float]]:
         return float(timer.blocked_autorange().median)
 
     count = torch.get_num_threads()
-    found: dict[str, dict[str, float]] = {"loop": {}, "Timer, all threads": {}, "Timer": {}}
+    found: dict[str, dict[str, float]] = {
+        "loop": {},
+        "Timer, all threads": {},
+        "Timer": {},
+    }
     for setting, kwargs in {EAGER: None, **MODELS[model].settings["cpu"]}.items():
         torch._dynamo.reset()
         side = make(model, "cpu", kwargs)
@@ -62,10 +66,16 @@ def times(model: str) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
-    parser.add_argument("--count", type=int, default=10, help="of runs, those there included")
-    parser.add_argument("--first", type=int, default=0, help="seed; without those before it")
+    parser.add_argument(
+        "--count", type=int, default=10, help="of runs, those there included"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="seed; without those before it"
+    )
     parser.add_argument("--models", help="comma list; all of them if left out")
-    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument(
+        "--folder", type=Path, help="for the JSON; beside this file if left out"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -77,7 +87,10 @@ def main() -> None:
         there = {row["seed"] for row in load(path) if series.items() <= row.items()}
         for seed in sorted({*range(args.first, args.count)} - there):
             began = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="truth-") as cache, neighbour(args.noise, seed):
+            with (
+                tempfile.TemporaryDirectory(prefix="truth-") as cache,
+                neighbour(args.noise, seed),
+            ):
                 command = [sys.executable, __file__, "--one", model]
                 found = last_line(command, {"TORCHINDUCTOR_CACHE_DIR": cache}, 900)
             if "error" in found:
@@ -85,7 +98,9 @@ def main() -> None:
                 print(f"{model} {args.noise} {seed}: {found['error']}", flush=True)
                 continue
             for method, seconds in found.items():
-                gains = {name: round(seconds[EAGER] / s, 5) for name, s in seconds.items()}
+                gains = {
+                    name: round(seconds[EAGER] / s, 5) for name, s in seconds.items()
+                }
                 pick = max(gains, key=lambda name: gains[name])
                 row = {"method": method, **series, "seed": seed, "pick": pick}
                 append(path, "cpu", {**row, "speedup": [gains[pick]], "all": gains})

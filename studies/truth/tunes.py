@@ -48,7 +48,9 @@ FASTER = 0.95  # times the truth's best yardstick: the machine has another clock
 def configs(model: str, device: str) -> dict[CompileConfig, str]:
     """The settings of the study as autocompile writes them."""
     named = MODELS[model].settings[device]
-    return {CompileConfig(EAGER): EAGER} | {CompileConfig(**kw): n for n, kw in named.items()}
+    return {CompileConfig(EAGER): EAGER} | {
+        CompileConfig(**kw): n for n, kw in named.items()
+    }
 
 
 def space_of(model: str, device: str) -> SearchSpace:
@@ -81,7 +83,9 @@ def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
         return dataclasses.replace(
             space,
             settings=tuple(s for s in space.settings if s.config in wanted),
-            unusable={s: why for s, why in space.unusable.items() if s.config in wanted},
+            unusable={
+                s: why for s, why in space.unusable.items() if s.config in wanted
+            },
         )
 
     autocompile.space.space.build_space = narrowed
@@ -133,7 +137,9 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
         "searched": {
             names[r.config]: searched(r)
             for r in records
-            if r.ok and r.race is None and r.duplicate_of is None  # otherwise its twin's
+            if r.ok
+            and r.race is None
+            and r.duplicate_of is None  # otherwise its twin's
         },
         "raced": raced(records, names),
         "wall_s": round(time.monotonic() - began, 1),
@@ -169,7 +175,9 @@ def searched(record: Record) -> dict[str, Any]:
     }
 
 
-def raced(records: Iterable[Record], names: dict[CompileConfig, str]) -> list[dict[str, Any]]:
+def raced(
+    records: Iterable[Record], names: dict[CompileConfig, str]
+) -> list[dict[str, Any]]:
     """A row for each process of each set: eager's rounds, and those of every side beside them."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for r in records:
@@ -186,7 +194,9 @@ def raced(records: Iterable[Record], names: dict[CompileConfig, str]) -> list[di
             },
         )
         row["sides_us"][names[r.config]] = microseconds(r.measurement.compiled_s)
-        row["wall_s"] = round(row["wall_s"] + r.wall_s, 1)  # a side's record has its share
+        row["wall_s"] = round(
+            row["wall_s"] + r.wall_s, 1
+        )  # a side's record has its share
     return [found[key] for key in sorted(found)]
 
 
@@ -215,12 +225,16 @@ def calm_host(device: str, known_us: float, wait_s: float) -> float:
     end = time.monotonic() + wait_s
     while is_busy([found := host(device, known_us)], device):
         if time.monotonic() > end:
-            raise SystemExit(f"the machine was busy for {wait_s / 60:.0f} minutes ({found})")
+            raise SystemExit(
+                f"the machine was busy for {wait_s / 60:.0f} minutes ({found})"
+            )
         time.sleep(10)
     return found
 
 
-def next_seed(rows: list[dict[str, Any]], noise: str, effort: str, first: int = 0) -> int:
+def next_seed(
+    rows: list[dict[str, Any]], noise: str, effort: str, first: int = 0
+) -> int:
     """No two runs of a model have a seed in common, whatever the noise and the effort."""
     first += 1000 * (noise == "noisy") + 2000 * sorted(EFFORTS).index(effort)
     return max((row["seed"] + 1 for row in rows), default=first)
@@ -231,7 +245,13 @@ def one(model: str, noise: str, device: str, effort: str, seed: int) -> dict[str
     with neighbour(noise, seed):
         found = run(model, device, effort, seed)
     series = {"noise": noise, "effort": effort}
-    return {"method": "autocompile", "commit": commit(), **series, "seed": seed, **found}
+    return {
+        "method": "autocompile",
+        "commit": commit(),
+        **series,
+        "seed": seed,
+        **found,
+    }
 
 
 def main() -> None:
@@ -239,23 +259,36 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), required=True)
     parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
     parser.add_argument(
-        "--count", type=int, default=20, help="of runs on a calm host, those there included"
+        "--count",
+        type=int,
+        default=20,
+        help="of runs on a calm host, those there included",
     )
     parser.add_argument("--effort", choices=sorted(EFFORTS), default="normal")
-    parser.add_argument("--first-seed", type=int, default=0, help="10000 and more: another host")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--wait", type=float, default=30, help="minutes at most for a calm machine")
     parser.add_argument(
-        "--anyway", action="store_true", help="do not wait; runs on a busy host count too"
+        "--first-seed", type=int, default=0, help="10000 and more: another host"
     )
-    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--wait", type=float, default=30, help="minutes at most for a calm machine"
+    )
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="do not wait; runs on a busy host count too",
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="for the JSON; beside this file if left out"
+    )
     args = parser.parse_args()
     path = (args.folder or HERE / args.device) / f"tunes_{args.model}.json"
     os.environ.update(MODELS[args.model].environment)  # trials inherit it
     series = {"noise": args.noise, "effort": args.effort}
     # A run on a busy host is kept, and does not count for the series.
     rows = [row for row in load(path) if series.items() <= row.items()]
-    calm = sum(args.anyway or not is_busy(row.get("host", ()), args.device) for row in rows)
+    calm = sum(
+        args.anyway or not is_busy(row.get("host", ()), args.device) for row in rows
+    )
     known_us = best_yard_us(load(path.with_name(f"truth_{args.model}.json")))
     seed = next_seed(rows, args.noise, args.effort, args.first_seed)
     while calm < args.count:
@@ -268,7 +301,10 @@ def main() -> None:
         calm += args.anyway or not is_busy(seen, args.device)
         append(path, args.device, {**row, "host": seen})
         said = row.get("error") or f"{row['verdict']} {row['pick']} {row['speedup']}"
-        print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s {seen}", flush=True)
+        print(
+            f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s {seen}",
+            flush=True,
+        )
         seed += 1
 
 

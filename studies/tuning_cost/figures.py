@@ -40,7 +40,9 @@ def alone(label: str, found: dict[str, Any]) -> None:
         said += [f"with the eager reference {wall / own_s(found, (*OWN, 'eager')):.2f}"]
         said += [f"tuner {found['tuner_cpu_share']:.1%} of a core"]
     if eager := [t["eager_us"] for t in found["trials"] if "eager_us" in t]:
-        said += [f"eager {min(eager):.0f} to {max(eager):.0f}, median {median(eager):.0f} us"]
+        said += [
+            f"eager {min(eager):.0f} to {max(eager):.0f}, median {median(eager):.0f} us"
+        ]
     print(", ".join(said))
 
 
@@ -50,12 +52,16 @@ def beside(label: str, first: dict[str, Any], second: dict[str, Any]) -> None:
     pairs = [
         (one[k], two[k])
         for k in one
-        if k in two and one[k]["compile_s"] and two[k]["compile_s"] and one[k]["speedup"]
+        if k in two
+        and one[k]["compile_s"]
+        and two[k]["compile_s"]
+        and one[k]["speedup"]
     ]
     ratios = [b["speedup"][0] / a["speedup"][0] for a, b in pairs]
     off = median(abs(r - 1) for r in ratios)
     meet = sum(
-        a["speedup"][1] <= b["speedup"][2] and b["speedup"][1] <= a["speedup"][2] for a, b in pairs
+        a["speedup"][1] <= b["speedup"][2] and b["speedup"][1] <= a["speedup"][2]
+        for a, b in pairs
     )
     compiling = median(b["compile_s"] / a["compile_s"] for a, b in pairs)
     print(
@@ -73,11 +79,15 @@ def whole(path: Path) -> None:
         if name in found:
             said = [f"{where}, {name}: {found[name]['wall_s']:.0f} s"]
             if name != "naive" and "naive" in found:
-                said += [f"loop / this {found['naive']['wall_s'] / found[name]['wall_s']:.2f}"]
+                said += [
+                    f"loop / this {found['naive']['wall_s'] / found[name]['wall_s']:.2f}"
+                ]
             print(", ".join(said))
     if run := found.get("tune"):
         races_s = run["wall_s"] - run["search_s"]
-        processes = len({t["raced_in"] for t in run["trials"] if t["role"] == "confirm"})
+        processes = len(
+            {t["raced_in"] for t in run["trials"] if t["role"] == "confirm"}
+        )
         print(
             f"{where}: confirming and report {races_s:.0f} s, {processes} processes, sets by batch "
             f"size {run['sets']}, decided {sum(run['decided'])} of {len(run['decided'])}, "
@@ -95,16 +105,23 @@ def neighbours() -> None:
         means = []
         for way in ("stopped", "on other cores"):
             rows = found[setting, f"8 jobs, neighbours {way}"]
-            eager, compiled = ([r[side] for r in rows] for side in ("eager_us", "compiled_us"))
+            eager, compiled = (
+                [r[side] for r in rows] for side in ("eager_us", "compiled_us")
+            )
             means.append(sum(eager) / sum(compiled))
-            print(f"{setting}, neighbours {way}: eager {eager} us, compiled {compiled} us")
+            print(
+                f"{setting}, neighbours {way}: eager {eager} us, compiled {compiled} us"
+            )
         print(f"{setting}: speed-up {means[0]:.2f} and {means[1]:.2f}")
 
 
 def main() -> None:
     for path in sorted(HERE.glob("*/whole.json")):
         whole(path)
-    cpu = {name: arm("cpu/compare.json", name) for name in ("naive", "one", "again", "many")}
+    cpu = {
+        name: arm("cpu/compare.json", name)
+        for name in ("naive", "one", "again", "many")
+    }
     for name in ("naive", "one", "many"):
         alone(f"busy hour, {name}", arm("cpu/busy_hour.json", name))
     gpu = {

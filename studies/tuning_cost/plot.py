@@ -14,7 +14,12 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-PARTS = {"compile": "#3b6ea8", "verify": "#5f9e6e", "measure": "#b55d60", "the rest": "#bbbbbb"}
+PARTS = {
+    "compile": "#3b6ea8",
+    "verify": "#5f9e6e",
+    "measure": "#b55d60",
+    "the rest": "#bbbbbb",
+}
 
 
 def parts_of(arm: dict) -> dict[str, float]:
@@ -33,7 +38,9 @@ def main() -> None:
     names = ["loop, 42 settings", "loop, the same 24 trials", "--jobs 1", "--jobs 2"]
     run = {(str(t["config"]), t["batch_size"]) for t in data["many"]["trials"]}
     strict = sum(
-        t["wall_s"] for t in data["naive"]["trials"] if (str(t["config"]), t["batch_size"]) in run
+        t["wall_s"]
+        for t in data["naive"]["trials"]
+        if (str(t["config"]), t["batch_size"]) in run
     )
     left.barh(names[0], data["naive"]["wall_s"], color=PARTS["the rest"])
     left.barh(names[1], strict, color=PARTS["the rest"])
@@ -55,8 +62,12 @@ def main() -> None:
     left.legend(frameon=False, fontsize=8)
 
     counts = [row["trials"] for row in growth]
-    right.plot(counts, [row["wall_ms_per_trial"] for row in growth], "o-", label="search")
-    right.plot(counts, [row["report_ms_per_trial"] for row in growth], "s-", label="report")
+    right.plot(
+        counts, [row["wall_ms_per_trial"] for row in growth], "o-", label="search"
+    )
+    right.plot(
+        counts, [row["report_ms_per_trial"] for row in growth], "s-", label="report"
+    )
     right.axhline(20, color="#b55d60", linestyle=":", label="target")
     right.set_ylim(0, 22)
     right.set_xlabel("trials")

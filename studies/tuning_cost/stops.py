@@ -40,7 +40,9 @@ worker.wait()
 def main() -> None:
     strangers = [subprocess.Popen(["sleep", "1000"]) for _ in range(STRANGERS)]
     command = [sys.executable, "-c", WARDEN, WORKER]
-    supervisors = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(TREES)]
+    supervisors = [
+        subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(TREES)
+    ]
     workers = [int(w.stdout.readline()) for w in supervisors if w.stdout]
     try:
         began, used = time.monotonic(), time.process_time()
@@ -62,7 +64,9 @@ def main() -> None:
         "python": sys.version.split()[0],
         "cores": len(os.sched_getaffinity(0)),
     }
-    (Path(__file__).parent / "stops.json").write_text(json.dumps(found, indent=1) + "\n")
+    (Path(__file__).parent / "stops.json").write_text(
+        json.dumps(found, indent=1) + "\n"
+    )
     print(found)
 
 

@@ -83,7 +83,10 @@ class Workload:
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 WORKLOADS = {
     "cpu": Workload(
-        "examples/ppo_breakout.py", "forward_exploration", (1, 2, 4, 8, 16, 32), (*MODES, "lite")
+        "examples/ppo_breakout.py",
+        "forward_exploration",
+        (1, 2, 4, 8, 16, 32),
+        (*MODES, "lite"),
     ),
     "cuda": Workload("studies/tuning_cost/ppo_cnn.py", "forward", (1, 4, 16), MODES),
 }
@@ -102,7 +105,9 @@ class Watch(Progress):
     def started(self, number: int, setting: Setting, role: str) -> None:
         self.first_s = self.first_s or time.monotonic() - self.began
 
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+    def racing(
+        self, phase: str, batch_size: int | None, sides: int, number: int
+    ) -> None:
         self.race_s = self.race_s or time.monotonic() - self.began
         if self.stops:
             raise KeyboardInterrupt
@@ -150,7 +155,8 @@ def start_s() -> float:
     """How long the command takes to begin: an interpreter and the tuner's own imports."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import autocompile.cli.commands, autocompile.api"], check=True
+        [sys.executable, "-c", "import autocompile.cli.commands, autocompile.api"],
+        check=True,
     )
     return time.monotonic() - began
 
@@ -238,7 +244,9 @@ def by_loop(work: Workload, device: str, folder: Path) -> dict[str, Any]:
                 stderr=log,
             )
         wall_s = time.monotonic() - began
-        said = [json.loads(x) for x in done.stdout.splitlines() if x.startswith(b'{"v"')]
+        said = [
+            json.loads(x) for x in done.stdout.splitlines() if x.startswith(b'{"v"')
+        ]
         last = said[-1] if said else {}
         raw = last.get("measurement")
         trials.append(
@@ -253,7 +261,13 @@ def by_loop(work: Workload, device: str, folder: Path) -> dict[str, Any]:
                 "choices": choices(trial / "log.txt"),
             }
         )
-        print(number, config["backend"], config["mode"], f"{wall_s:.1f} s", file=sys.stderr)
+        print(
+            number,
+            config["backend"],
+            config["mode"],
+            f"{wall_s:.1f} s",
+            file=sys.stderr,
+        )
     return {"wall_s": sum(t["wall_s"] for t in trials), "trials": trials}
 
 
@@ -285,7 +299,9 @@ def growth(out: Path) -> None:
         def ended(self, record: Record, left: int) -> None:
             self.at.append((time.monotonic(), cpu_s()))
 
-        def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        def racing(
+            self, phase: str, batch_size: int | None, sides: int, number: int
+        ) -> None:
             raise KeyboardInterrupt
 
     def trial(request: dict[str, Any]) -> Any:

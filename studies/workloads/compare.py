@@ -32,7 +32,10 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "plain": {"compile": {}},
     "dynamic=True": {"compile": {"dynamic": True}},
     "reduce-overhead": {"compile": {"mode": "reduce-overhead"}},
-    "powers of two": {"compile": {"dynamic": False, "recompile_limit": 64}, "bucket": True},
+    "powers of two": {
+        "compile": {"dynamic": False, "recompile_limit": 64},
+        "bucket": True,
+    },
 }
 ONE_SHAPE = """import sys
 sys.path.insert(0, {folder!r})
@@ -50,8 +53,14 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
     import autocompile
 
     torch.manual_seed(0)
-    model, phase, tuned = workload.get_model().to(device), workload.PHASE, how.get("tuned")
-    choices = json.loads(Path(tuned).read_text())["phases"].get(phase) if tuned else None
+    model, phase, tuned = (
+        workload.get_model().to(device),
+        workload.PHASE,
+        how.get("tuned"),
+    )
+    choices = (
+        json.loads(Path(tuned).read_text())["phases"].get(phase) if tuned else None
+    )
     is_whole = bool(choices) and choices[0]["config"].get("scope") == "step"
     pad = workload.bucket if how.get("bucket") else lambda inputs: inputs
 
@@ -63,7 +72,11 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
     if phase == "forward":
         model.eval()
         if choices:
-            padding = {n: getattr(workload, n) for n in ("pad", "unpad") if hasattr(workload, n)}
+            padding = {
+                n: getattr(workload, n)
+                for n in ("pad", "unpad")
+                if hasattr(workload, n)
+            }
             autocompile.apply(model, tuned, phase, **padding)
         return torch.no_grad()(lambda inputs: forward(pad(inputs)))
 
@@ -78,12 +91,16 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
 
     model.train()
     if choices:
-        applied = autocompile.apply(step if is_whole else model, tuned, phase, optimizer=optimizer)
+        applied = autocompile.apply(
+            step if is_whole else model, tuned, phase, optimizer=optimizer
+        )
         return applied if is_whole else step
     return step
 
 
-def run_one(name: str, how: dict[str, Any], seed: int, options: Any) -> dict[str, float]:
+def run_one(
+    name: str, how: dict[str, Any], seed: int, options: Any
+) -> dict[str, float]:
     """Seconds of the calls of one program in this process."""
     import torch
 
@@ -92,9 +109,13 @@ def run_one(name: str, how: dict[str, Any], seed: int, options: Any) -> dict[str
 
     @functools.cache  # values make no difference, and thousands of batches may not fit a GPU
     def inputs_of(size: Any) -> Any:
-        return torch.utils._pytree.tree_map(lambda x: x.to(device), workload.batch(size))
+        return torch.utils._pytree.tree_map(
+            lambda x: x.to(device), workload.batch(size)
+        )
 
-    calls = [inputs_of(size) for size in workload.sizes(options.first + options.next, seed)]
+    calls = [
+        inputs_of(size) for size in workload.sizes(options.first + options.next, seed)
+    ]
     call = call_of(workload, how, options.device)
     times = []
     for part in (calls[: options.first], calls[options.first :]):
@@ -110,11 +131,24 @@ def run_one(name: str, how: dict[str, Any], seed: int, options: Any) -> dict[str
 def in_process(how: dict[str, Any], seed: int, options: Any) -> dict[str, float]:
     """:func:`run_one` in a process of its own, whose compiler cache is empty."""
     one = [sys.executable, __file__, options.workload, "--one", json.dumps([how, seed])]
-    one += ["--device", options.device, "--first", str(options.first), "--next", str(options.next)]
+    one += [
+        "--device",
+        options.device,
+        "--first",
+        str(options.first),
+        "--next",
+        str(options.next),
+    ]
     with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
+        env = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TRITON_CACHE_DIR": cache,
+        }
         try:
-            done = subprocess.run(one, env=env, capture_output=True, text=True, timeout=_LONGEST_S)
+            done = subprocess.run(
+                one, env=env, capture_output=True, text=True, timeout=_LONGEST_S
+            )
         except subprocess.TimeoutExpired:
             return {"error": f"it did not end in {_LONGEST_S} s"}  # type: ignore[dict-item]
     if done.returncode:
@@ -125,19 +159,40 @@ def in_process(how: dict[str, Any], seed: int, options: Any) -> dict[str, float]
 
 def pick(target: Path, more: list[str], folder: Path, options: Any) -> dict[str, Any]:
     """What a tune picks: the exported file as a program, and what the report says of it."""
-    command = [sys.executable, "-m", "autocompile", "tune", str(target), "--device", options.device]
+    command = [
+        sys.executable,
+        "-m",
+        "autocompile",
+        "tune",
+        str(target),
+        "--device",
+        options.device,
+    ]
     command += ["--phase", importlib.import_module(options.workload).PHASE, "--wait"]
     command += ["--budget", options.budget, "--run-dir", str(folder), *more]
     began, quiet = time.monotonic(), {"stdin": subprocess.DEVNULL, "text": True}
     done = subprocess.run(command, capture_output=True, **quiet)  # type: ignore[call-overload]
     print(done.stdout + done.stderr[-3000:], flush=True)
     if done.returncode:
-        raise SystemExit(f"the tune found nothing: a longer --budget than {options.budget}?")
+        raise SystemExit(
+            f"the tune found nothing: a longer --budget than {options.budget}?"
+        )
     (phase,) = json.loads((folder / "report.json").read_text())["phases"].values()
     found = {"config": phase["best"]["config"], "speedup": phase["best"]["speedup"]}
-    found |= {"confidence": phase["confidence"], "wall_s": round(time.monotonic() - began, 1)}
+    found |= {
+        "confidence": phase["confidence"],
+        "wall_s": round(time.monotonic() - began, 1),
+    }
     file = folder / "tuned.json"
-    export = [sys.executable, "-m", "autocompile", "export", str(folder), "-o", str(file)]
+    export = [
+        sys.executable,
+        "-m",
+        "autocompile",
+        "export",
+        str(folder),
+        "-o",
+        str(file),
+    ]
     done = subprocess.run(export, capture_output=True, **quiet)  # type: ignore[call-overload]
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -150,9 +205,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", default="5m", help="of each tune")
     parser.add_argument("--processes", type=int, default=3, help="of each program")
-    parser.add_argument("--first", type=int, default=200, help="calls, those that compile included")
+    parser.add_argument(
+        "--first", type=int, default=200, help="calls, those that compile included"
+    )
     parser.add_argument("--next", type=int, default=2000, help="calls after them")
-    parser.add_argument("--to", type=Path, help="WORKLOAD_DEVICE.json beside this script")
+    parser.add_argument(
+        "--to", type=Path, help="WORKLOAD_DEVICE.json beside this script"
+    )
     parser.add_argument("--one", help="run one program (for the script itself)")
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
@@ -161,8 +220,13 @@ def main() -> None:
         return
     import torch
 
-    workload, is_gpu = importlib.import_module(options.workload), options.device != "cpu"
-    of_machine = torch.cuda.get_device_name(options.device) if is_gpu else platform.machine()
+    workload, is_gpu = (
+        importlib.import_module(options.workload),
+        options.device != "cpu",
+    )
+    of_machine = (
+        torch.cuda.get_device_name(options.device) if is_gpu else platform.machine()
+    )
     data: dict[str, Any] = {
         "machine": f"{of_machine}, {os.cpu_count()} cores",
         "torch": torch.__version__,
@@ -180,16 +244,24 @@ def main() -> None:
         for name, target, more in (
             ("pick of one shape", one, []),
             ("pick of the workload", all_of, []),
-            (f"pick, horizon {options.first}", all_of, ["--horizon", str(options.first)]),
+            (
+                f"pick, horizon {options.first}",
+                all_of,
+                ["--horizon", str(options.first)],
+            ),
         ):
             found = pick(target, more, Path(folder) / str(len(programs)), options)
             programs[name] = {"tuned": found.pop("tuned")}
             data["picks"][name] = found
-        for seed in range(10, 10 + options.processes):  # in turns, so that load affects all alike
+        for seed in range(
+            10, 10 + options.processes
+        ):  # in turns, so that load affects all alike
             for name, how in programs.items():
                 seconds = in_process(how, seed, options)
                 data["seconds"].setdefault(name, []).append(seconds)
-                print(f"{name:24}", *(f"{k} {v}" for k, v in seconds.items()), flush=True)
+                print(
+                    f"{name:24}", *(f"{k} {v}" for k, v in seconds.items()), flush=True
+                )
     to = options.to or HERE / f"{options.workload}_{options.device.split(':')[0]}.json"
     to.write_text(json.dumps(data, indent=1) + "\n")
 

@@ -38,13 +38,18 @@ def run_one(name: str, file: str) -> dict[str, float]:
     if file:
         import autocompile
 
-        scope = json.loads(Path(file).read_text())["phases"]["inference_step"][0]["config"]
+        scope = json.loads(Path(file).read_text())["phases"]["inference_step"][0][
+            "config"
+        ]
         if scope.get("scope") == "step":
             step = autocompile.apply(step, file, "inference_step")
         else:
             autocompile.apply(model, file, "inference_step")
     elif name == "tokens only":
-        whole, fast = model.forward, torch.compile(model.forward, mode="reduce-overhead")
+        whole, fast = (
+            model.forward,
+            torch.compile(model.forward, mode="reduce-overhead"),
+        )
         model.forward = lambda input_ids, **more: (
             whole(input_ids=input_ids, **more)
             if input_ids.shape[1] > 1
@@ -80,7 +85,8 @@ def run_one(name: str, file: str) -> dict[str, float]:
     return {
         "first_s": first_s,
         "pass_ms": 1e3 * statistics.median(s for s, _ in passes),
-        "token_ms": 1e3 * statistics.median(s for is_prompt, s in every if not is_prompt),
+        "token_ms": 1e3
+        * statistics.median(s for is_prompt, s in every if not is_prompt),
         "prompt_ms": 1e3 * statistics.median(s for is_prompt, s in every if is_prompt),
     }
 
@@ -114,23 +120,45 @@ def main() -> None:
         return
     import torch
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    name = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.machine()
+    )
     data: dict[str, Any] = {"machine": name, "torch": torch.__version__, "calls": {}}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary) / "run"
         tune = [sys.executable, "-m", "autocompile", "tune", str(HERE / "decoder.py")]
         began = time.monotonic()
         subprocess.run(
-            [*tune, "--run-dir", str(folder), "--budget", options.budget, "--progress", "plain"],
+            [
+                *tune,
+                "--run-dir",
+                str(folder),
+                "--budget",
+                options.budget,
+                "--progress",
+                "plain",
+            ],
             stdin=subprocess.DEVNULL,
         )
         data["tune_s"] = round(time.monotonic() - began, 1)
-        phase = json.loads((folder / "report.json").read_text())["phases"]["inference_step"]
+        phase = json.loads((folder / "report.json").read_text())["phases"][
+            "inference_step"
+        ]
         best = phase["best"]
         data["pick"] = {k: best[k] for k in ("config", "speedup")}
         data["pick"]["confidence"] = phase["confidence"]
         file = Path(temporary) / "tuned.json"
-        export = [sys.executable, "-m", "autocompile", "export", str(folder), "-o", str(file)]
+        export = [
+            sys.executable,
+            "-m",
+            "autocompile",
+            "export",
+            str(folder),
+            "-o",
+            str(file),
+        ]
         subprocess.run(export, check=True)
         for number in range(options.processes):
             for name in (*options.by_hand.split(","), "pick"):
@@ -140,7 +168,12 @@ def main() -> None:
                     print(name, error, flush=True)
                     continue
                 data["calls"].setdefault(name, []).append(found)
-                print(number, f"{name:18}", {k: round(v, 3) for k, v in found.items()}, flush=True)
+                print(
+                    number,
+                    f"{name:18}",
+                    {k: round(v, 3) for k, v in found.items()},
+                    flush=True,
+                )
     options.to.write_text(json.dumps(data, indent=1) + "\n")
 
 

@@ -34,14 +34,17 @@ class Detector(nn.Module):
         self.middle = nn.Sequential(block(32, 64, 2), block(64, 64))
         self.deep = nn.Sequential(block(64, 128, 2), block(128, 128))
         self.side = nn.Conv2d(128, 64, 1)
-        self.heads = nn.ModuleList(nn.Conv2d(n, ANCHORS * (4 + CLASSES), 1) for n in (64, 128))
+        self.heads = nn.ModuleList(
+            nn.Conv2d(n, ANCHORS * (4 + CLASSES), 1) for n in (64, 128)
+        )
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         fine = self.middle(self.stem(images))
         coarse = self.deep(fine)
         up = nn.functional.interpolate(self.side(coarse), size=fine.shape[-2:])
         found = [
-            self._decoded(head(x)) for head, x in zip(self.heads, (fine + up, coarse), strict=True)
+            self._decoded(head(x))
+            for head, x in zip(self.heads, (fine + up, coarse), strict=True)
         ]
         boxes, scores = zip(*found, strict=True)
         return torch.cat(boxes, 1), torch.cat(scores, 1)
@@ -55,7 +58,9 @@ class Detector(nn.Module):
         centre_x, centre_y = raw[..., 0].sigmoid() + x, raw[..., 1].sigmoid() + y
         size = raw[..., 2:4].clamp(max=4.0).exp()
         boxes = torch.stack((centre_x, centre_y, size[..., 0], size[..., 1]), -1)
-        return boxes.reshape(rows, -1, 4), raw[..., 4:].sigmoid().reshape(rows, -1, CLASSES)
+        return boxes.reshape(rows, -1, 4), raw[..., 4:].sigmoid().reshape(
+            rows, -1, CLASSES
+        )
 
 
 def get_model() -> nn.Module:

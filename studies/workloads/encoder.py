@@ -11,7 +11,18 @@ import torch
 from torch import nn
 
 # Share of batches by the longest of their sentences, in tokens: most are short, few are long.
-HISTOGRAM = {16: 8, 24: 14, 32: 20, 40: 17, 48: 13, 64: 12, 96: 8, 128: 5, 192: 2, 256: 1}
+HISTOGRAM = {
+    16: 8,
+    24: 14,
+    32: 20,
+    40: 17,
+    48: 13,
+    64: 12,
+    96: 8,
+    128: 5,
+    192: 2,
+    256: 1,
+}
 ROWS, WORDS = 4, 2000
 WIDTH, LAYERS = (768, 12) if torch.cuda.is_available() else (128, 4)
 PHASE, USUAL = "forward", 32
@@ -24,12 +35,21 @@ class Layer(nn.Module):
         super().__init__()
         self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.wide, self.narrow = (
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         rows, tokens, width = hidden.shape
-        parts = self.qkv(self.before(hidden)).view(rows, tokens, 3, -1, 64).permute(2, 0, 3, 1, 4)
-        seen = nn.functional.scaled_dot_product_attention(*parts.unbind(0), attn_mask=mask)
+        parts = (
+            self.qkv(self.before(hidden))
+            .view(rows, tokens, 3, -1, 64)
+            .permute(2, 0, 3, 1, 4)
+        )
+        seen = nn.functional.scaled_dot_product_attention(
+            *parts.unbind(0), attn_mask=mask
+        )
         hidden = hidden + self.out(seen.transpose(1, 2).reshape(rows, tokens, width))
         return hidden + self.narrow(nn.functional.gelu(self.wide(self.after(hidden))))
 

@@ -21,7 +21,9 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = (nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(2))
+        self.first, self.second = (
+            nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(2)
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(WIDTH) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +63,10 @@ def sizes(count: int, seed: int) -> list[int]:
 
 
 def batch(rows: int) -> dict[str, torch.Tensor]:
-    return {"images": torch.rand(rows, 3, 16, 16), "labels": torch.randint(CLASSES, (rows,))}
+    return {
+        "images": torch.rand(rows, 3, 16, 16),
+        "labels": torch.randint(CLASSES, (rows,)),
+    }
 
 
 def get_calls() -> Iterator[dict[str, torch.Tensor]]:

@@ -14,14 +14,20 @@ import sys
 from pathlib import Path
 
 USUAL = (None, False, {}, [], "default", "none", "all", "model")
-Times = dict[str, dict[str, float]]  # by setting and shape, seconds of its calls in a pass
+Times = dict[
+    str, dict[str, float]
+]  # by setting and shape, seconds of its calls in a pass
 
 
 def times_of(run: Path) -> Times:
     times: Times = {}
     for file in sorted(run.glob("trials/*/result.json")):
         record = json.loads(file.read_text())
-        if record["role"] != "search" or record["outcome"] != "ok" or not record.get("kinds"):
+        if (
+            record["role"] != "search"
+            or record["outcome"] != "ok"
+            or not record.get("kinds")
+        ):
             continue
         config = record["config"]
         name = " ".join(f"{k}={v}" for k, v in config.items() if v not in USUAL)

@@ -62,25 +62,49 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
             "tune model.py --space space.toml",
             ["space.toml: fullgraph: 'yes' is not of type bool"],
         ),
-        ("tune model.py --budget soon", ["not a duration (try 5ms, 90s or 10m)", "tune --help"]),
+        (
+            "tune model.py --budget soon",
+            ["not a duration (try 5ms, 90s or 10m)", "tune --help"],
+        ),
         ("tune model.py --effort heroic", ["heroic"]),
         ("tune model.py --tolerance 2", ["not a number between 0 and 1 like 0.001"]),
-        ("tune model.py --accelerators T4", ["none to connect to", "try: --ray auto --accel"]),
+        (
+            "tune model.py --accelerators T4",
+            ["none to connect to", "try: --ray auto --accel"],
+        ),
         ("tune model.py --ray auto --dry-run", ["--dry-run is about this machine"]),
-        ("tune model.py --ray auto --python python3", ["--python is about this machine"]),
+        (
+            "tune model.py --ray auto --python python3",
+            ["--python is about this machine"],
+        ),
         ("tune model.py --resume", ["no run of model.py", "without --resume"]),
         # A dry run refuses what a run refuses.
-        ("tune model.py --dry-run --memory-limit banana", ["'banana' is not a size (try 2GiB)"]),
+        (
+            "tune model.py --dry-run --memory-limit banana",
+            ["'banana' is not a size (try 2GiB)"],
+        ),
         ("tune model.py --dry-run --max-latency soon", ["not a duration (try 5ms"]),
         ("tune model.py --dry-run --max-latency p95=soon", ["not a duration (try 5ms"]),
         ("tune model.py --max-latency p96=5ms", ["'p96' is none of p50, p95, p99"]),
-        ("tune model.py --objective p95 --horizon 9", ["p95 is about single calls", "--horizon"]),
+        (
+            "tune model.py --objective p95 --horizon 9",
+            ["p95 is about single calls", "--horizon"],
+        ),
         ("tune model.py --budget 1e999", ["'1e999' is not a duration"]),
-        ("tune model.py --require-speedup nan", ["'nan' is not a number above 0 (try 1.05)"]),
+        (
+            "tune model.py --require-speedup nan",
+            ["'nan' is not a number above 0 (try 1.05)"],
+        ),
         ("tune model.py --require-speedup 2m", ["'2m' is not a number above 0"]),
-        ("verify --require speedup=2m", ["speedup '2m' is not a number (try speedup=1)"]),
+        (
+            "verify --require speedup=2m",
+            ["speedup '2m' is not a number (try speedup=1)"],
+        ),
         ("verify --require max-graphs=1s", ["max-graphs '1s' is not a number"]),
-        ("verify --require max-compile-time=1x", ["'1x' is not a duration (try max-compile-time"]),
+        (
+            "verify --require max-compile-time=1x",
+            ["'1x' is not a duration (try max-compile-time"],
+        ),
         ("check model.py --tolerance loose", ["'loose' is not a number between 0"]),
         ("verify x.json --require speed=1", ["try: --require speedup=1"]),
         ("verify x.json --require speedup", ["try speedup=1"]),
@@ -110,7 +134,11 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("def build_net(): pass", "", ["does not define get_model()", "model.py:build_net"]),
+        (
+            "def build_net(): pass",
+            "",
+            ["does not define get_model()", "model.py:build_net"],
+        ),
         ("def get_model(:", "", ["cannot be imported: SyntaxError", "model.py:1"]),
         ("raise ValueError('broken')", "", ["cannot be imported: ValueError: broken"]),
         (
@@ -125,8 +153,16 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
         ),
         (MODEL, "--backend inducter", ["'inducter' is unknown", "--backend inductor"]),
         (MODEL, "--mode fastest", ["'fastest' is unknown", "max-autotune"]),
-        (MODEL, "--phase forward_exploration", ["no phase forward_exploration", "forward"]),
-        (MODEL, "--max-latency 9s --max-latency p99=9s", ["--max-latency p99 needs calls of"]),
+        (
+            MODEL,
+            "--phase forward_exploration",
+            ["no phase forward_exploration", "forward"],
+        ),
+        (
+            MODEL,
+            "--max-latency 9s --max-latency p99=9s",
+            ["--max-latency p99 needs calls of"],
+        ),
         (MODEL, "--device cuda:7", ["'cuda:7' cannot be used here"]),
         ("import os; os._exit(3)", "", ["crashed", "exited with code 3 in import"]),
         pytest.param(
@@ -141,7 +177,9 @@ def test_a_mistake_in_the_target_is_one_paragraph(
     work: Path, typed: Typed, source: str, options: str, words: list[str]
 ) -> None:
     (work / "model.py").write_text(source)
-    text = one_paragraph(typed("tune", "model.py", "--progress", "none", *options.split()))
+    text = one_paragraph(
+        typed("tune", "model.py", "--progress", "none", *options.split())
+    )
     assert all(word in text for word in words), text
 
 
@@ -163,7 +201,9 @@ def test_init_writes_a_file_that_check_accepts(
     assert row["compile_s"] > 0
 
 
-def test_doctor_tries_a_backend_and_explains_what_does_not_work(work: Path, typed: Typed) -> None:
+def test_doctor_tries_a_backend_and_explains_what_does_not_work(
+    work: Path, typed: Typed
+) -> None:
     row = json.loads(typed("doctor", "onnxrt", "--json").stdout)["backends"]["onnxrt"]
     assert row["works"]
     outcomes = {name: mode["outcome"] for name, mode in row["modes"].items()}
@@ -172,9 +212,14 @@ def test_doctor_tries_a_backend_and_explains_what_does_not_work(work: Path, type
 
 @pytest.mark.parametrize(
     ("backend", "words"),
-    [("ipex", "needs torch 2.8.*"), ("zentorch", "needs zentorch of torch's own minor version")],
+    [
+        ("ipex", "needs torch 2.8.*"),
+        ("zentorch", "needs zentorch of torch's own minor version"),
+    ],
 )
-def test_doctor_says_what_to_install(backend: str, words: str, work: Path, typed: Typed) -> None:
+def test_doctor_says_what_to_install(
+    backend: str, words: str, work: Path, typed: Typed
+) -> None:
     if find_spec(backend):
         pytest.skip(f"{backend} is installed")
     done = typed("doctor", backend)
@@ -185,7 +230,16 @@ def test_doctor_says_what_to_install(backend: str, words: str, work: Path, typed
 def test_ctrl_c_reports_and_resume_goes_on(work: Path, typed: Typed) -> None:
     shutil.copy(TARGETS / "sleeper.py", "model.py")
     Path("sleep").write_text("compile 1")
-    options = ["--phase", "forward", "--backend", "one", "--batch-size", "4", "--jobs", "1"]
+    options = [
+        "--phase",
+        "forward",
+        "--backend",
+        "one",
+        "--batch-size",
+        "4",
+        "--jobs",
+        "1",
+    ]
     command = [PROGRAM, "tune", "model.py", "--effort", "quick", *options, "--json"]
     with subprocess.Popen(
         [*command, "--progress", "plain"],
@@ -204,7 +258,11 @@ def test_ctrl_c_reports_and_resume_goes_on(work: Path, typed: Typed) -> None:
     assert process.returncode == 130
     report = json.loads(stdout)
     assert report["interrupted"]
-    done = [t["number"] for t in report["phases"]["forward"]["trials"] if t["outcome"] == "ok"]
+    done = [
+        t["number"]
+        for t in report["phases"]["forward"]["trials"]
+        if t["outcome"] == "ok"
+    ]
     assert done == [0]
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
@@ -230,25 +288,35 @@ def inductor_is_faster_by(factor: float) -> Callable[[Mapping[str, Any]], Ending
     return lambda request: measured(speeds[request["config"]["backend"]])
 
 
-def test_an_export_of_what_was_not_confirmed_says_so_on_stderr(target: Path, typed: Typed) -> None:
+def test_an_export_of_what_was_not_confirmed_says_so_on_stderr(
+    target: Path, typed: Typed
+) -> None:
     script = NoRaces(inductor_is_faster_by(1.5))
     tune(target, executor=script, space=SearchSpace(batch_sizes=(4,)), trials=3)
     words = "NOT CONFIRMED: forward was measured in the search only"
     for options in ("", "--to lightning", "-o tuned.json"):
         done = typed("export", *options.split())
         assert done.returncode == 0 and words in done.stderr
-        assert done.stdout.startswith("wrote tuned.json" if "-o" in options else f"# {words}")
+        assert done.stdout.startswith(
+            "wrote tuned.json" if "-o" in options else f"# {words}"
+        )
     shown = typed("show", "runs/net-0001")
     assert "Next    autocompile export runs/net-0001 -o tuned.json" in shown.stdout
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.04, 1), (1.5, 0)])
 def test_a_gate_that_is_not_met_is_exit_code_1(
-    target: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch, factor: float, code: int
+    target: Path,
+    typed: Typed,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+    code: int,
 ) -> None:
     executor = FakeExecutor(inductor_is_faster_by(factor))
     monkeypatch.setattr("autocompile.api.LocalExecutor", lambda **_: executor)
-    done = typed("tune", str(target), "--progress", "none", "--require-speedup", "1.05", "--json")
+    done = typed(
+        "tune", str(target), "--progress", "none", "--require-speedup", "1.05", "--json"
+    )
     assert done.returncode == code, done.stderr
     assert json.loads(done.stdout)["phases"]["forward"]["verdict"] == "faster"
     assert done.stderr == "gate: forward is not surely faster by 1.05x\n" * code

@@ -22,7 +22,9 @@ def shown(*args: str) -> str:
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=str)
-def test_help_fits_80_columns_without_colours_and_nothing_is_cut_off(command: list[str]) -> None:
+def test_help_fits_80_columns_without_colours_and_nothing_is_cut_off(
+    command: list[str],
+) -> None:
     text = shown(*command)
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"\x1b|…|\w\.\.\.( |$)", text), text
@@ -36,10 +38,16 @@ def test_summaries_of_commands_are_a_line_each() -> None:
 
 def test_options_of_tune_stand_in_panels() -> None:
     text = shown("tune")
-    assert re.findall(r"^╭─ ([\w ]+) ─", text, re.M) == ["Arguments", "Options", *PANELS]
+    assert re.findall(r"^╭─ ([\w ]+) ─", text, re.M) == [
+        "Arguments",
+        "Options",
+        *PANELS,
+    ]
     search = text.split("─ Search ─")[1].split("─ Limits and CI ─")[0]
     assert all(re.search(rf"│ {d.flag} +LIST ", search) for d in SEARCHED)
-    assert len(re.findall(r"^ +autocompile tune model\.py", text, re.M)) == 2  # examples
+    assert (
+        len(re.findall(r"^ +autocompile tune model\.py", text, re.M)) == 2
+    )  # examples
 
 
 def test_each_option_is_explained() -> None:

@@ -33,7 +33,9 @@ def scripted(target: Path, folder: str, speed: float, **more: Any) -> Path:
     """A run in which Inductor is faster by a factor."""
 
     speeds, run = {"inductor": speed, "eager": 1.0}, Path("runs") / folder
-    executor = FakeExecutor(lambda request: measured(speeds[request["config"]["backend"]]))
+    executor = FakeExecutor(
+        lambda request: measured(speeds[request["config"]["backend"]])
+    )
     space = SearchSpace(modes=("default",), batch_sizes=(4, 16))
     tune(target, executor=executor, run_dir=run, trials=6, space=space, **more)
     return run
@@ -66,10 +68,14 @@ def test_a_fresh_report_is_valid_and_what_nobody_writes_is_refused(
     report = report_of(scripted(target, "net-0001", 1.5))
     phase = report["phases"]["forward"]
     schema.validate(report)
-    rounds = [{side: {"steps": 8, "train_s": 1.0} for side in ("untouched", "tuned")}] * 3
+    rounds = [
+        {side: {"steps": 8, "train_s": 1.0} for side in ("untouched", "tuned")}
+    ] * 3
     schema.validate({**report, "in_algorithm": figures(rounds)})
     assert not schema.is_valid({**report, "verdict": "faster"})
-    assert not schema.is_valid({**report, "phases": {"forward": {**phase, "verdict": "fastest"}}})
+    assert not schema.is_valid(
+        {**report, "phases": {"forward": {**phase, "verdict": "fastest"}}}
+    )
     trials = {"forward": {**phase, "trials": [{"number": 1}]}}
     assert not schema.is_valid({**report, "phases": trials})
 
@@ -106,18 +112,31 @@ def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
     assert said("list", "--run-dir", "runs") == text
 
 
-def test_the_runs_of_a_cluster_are_listed_by_their_folder_and_type(target: Path) -> None:
+def test_the_runs_of_a_cluster_are_listed_by_their_folder_and_type(
+    target: Path,
+) -> None:
     for folder in ("net-0001", "net-0002/H100", "net-0002/T4"):
         scripted(target, folder, 1.5)
-    assert [row["name"] for row in rows("list")] == ["net-0001", "net-0002/H100", "net-0002/T4"]
-    assert [row["name"] for row in rows("list", "--run-dir", "runs/net-0002")] == ["H100", "T4"]
+    assert [row["name"] for row in rows("list")] == [
+        "net-0001",
+        "net-0002/H100",
+        "net-0002/T4",
+    ]
+    assert [row["name"] for row in rows("list", "--run-dir", "runs/net-0002")] == [
+        "H100",
+        "T4",
+    ]
     assert "\nnet-0002/H100   20" in said("list")
 
 
 def test_a_run_without_a_report_is_listed_too(work: Path) -> None:
     unpack("cpu")
     (row,) = rows("list")
-    assert row["phases"]["forward"] == {"verdict": None, "speedup": None, "batch_size": None}
+    assert row["phases"]["forward"] == {
+        "verdict": None,
+        "speedup": None,
+        "batch_size": None,
+    }
     with locked(RunFolder("runs/cpu")):
         assert [row["state"] for row in rows("list")] == ["running"]
     Path("runs/cpu/run.json").write_text("{")
@@ -136,7 +155,9 @@ def test_where_there_are_no_runs_it_says_so(work: Path) -> None:
 # two runs -----------------------------------------------------------------------------------------
 
 
-def test_what_changed_from_the_first_run_is_told_by_phase_and_batch_size(target: Path) -> None:
+def test_what_changed_from_the_first_run_is_told_by_phase_and_batch_size(
+    target: Path,
+) -> None:
     scripted(target, "slow", 1.2)
     scripted(target, "fast", 1.8, objective="latency")
     lines = said("show", "slow", "fast").splitlines()
@@ -144,7 +165,9 @@ def test_what_changed_from_the_first_run_is_told_by_phase_and_batch_size(target:
     assert [line.split()[:2] for line in lines[start + 1 : start + 5]] == [
         ["4", "slow"], ["4", "fast"], ["16", "slow"], ["16", "fast"],
     ]  # fmt: skip
-    change = re.search(r"1\.80× \[.*?\] +1\.(49|50|51)× \[(1\.4\d), (1\.5\d)\]", lines[start + 2])
+    change = re.search(
+        r"1\.80× \[.*?\] +1\.(49|50|51)× \[(1\.4\d), (1\.5\d)\]", lines[start + 2]
+    )
     assert change and float(change[2]) < 1.5 < float(change[3])
     assert said("show", "slow", "slow").count("no clear change") == 0  # it is one run
     Path("copy.json").write_text(json.dumps(report_of(Path("runs/slow"))))
@@ -156,7 +179,9 @@ def test_reports_of_two_machines_are_compared(target: Path) -> None:
     report["target"]["spec"] = f"elsewhere/{target.name}"
     report["environment"] |= {"torch": "2.99.0", "device_name": "another"}
     phase = report["phases"]["forward"]
-    phase["by_batch_size"] = [r for r in phase["by_batch_size"] if r["batch_size"] == 16]
+    phase["by_batch_size"] = [
+        r for r in phase["by_batch_size"] if r["batch_size"] == 16
+    ]
     report["phases"]["train_step"] = phase
     Path("there.json").write_text(json.dumps(report))
     found = json.loads(said("show", "here", "there.json", "--json"))
@@ -173,13 +198,17 @@ def test_the_unlike_are_refused(target: Path) -> None:
     of_it = {**report["target"], "parameters": 10}
 
     def refused(text: Any) -> str:
-        Path("other.json").write_text(text if isinstance(text, str) else json.dumps(text))
+        Path("other.json").write_text(
+            text if isinstance(text, str) else json.dumps(text)
+        )
         return said("show", "one", "other.json")
 
     def changed(**changes: Any) -> str:
         return refused({**report, **changes})
 
-    assert "speeds of different targets say nothing" in changed(target={**of_it, "spec": "o.py"})
+    assert "speeds of different targets say nothing" in changed(
+        target={**of_it, "spec": "o.py"}
+    )
     assert "it is another model" in changed(target={**of_it, "parameters": 20})
     assert "other.json is damaged" in changed(phases={"forward": {"verdict": "faster"}})
     assert "has schema 99" in changed(schema=99)
@@ -217,7 +246,11 @@ def test_a_setting_of_a_newer_version_is_shown_and_not_exported(
         done = typed(*command.split())
         assert done.returncode == 0, done.stderr
         assert name == "backend" or f"{name}={value}" in " ".join(done.stdout.split())
-    for command in ("show old.json new.json", "show old.json new.json -v", "show --html new.json"):
+    for command in (
+        "show old.json new.json",
+        "show old.json new.json -v",
+        "show --html new.json",
+    ):
         done = typed(*command.split())
         assert done.returncode == 0, done.stderr
     done = typed("export", "new.json")

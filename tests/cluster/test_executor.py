@@ -18,7 +18,13 @@ from autocompile.cluster.wire import Do, Say, encode
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
-from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
+from autocompile.protocol.requests import (
+    Header,
+    ProbeRequest,
+    RaceRequest,
+    Side,
+    TrialRequest,
+)
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -50,7 +56,9 @@ class Desk:
 
     def probe(self) -> Ending:
         self.executor.start(
-            self.factory.probe_job(ProbeRequest(header=self.factory.header, batch_size=4), False)
+            self.factory.probe_job(
+                ProbeRequest(header=self.factory.header, batch_size=4), False
+            )
         )
         return self.ending(-1)
 
@@ -98,7 +106,9 @@ class Desk:
     def at(self, number: int) -> list[str]:
         """The stations to which a job was sent."""
         sent = self.stations.sent
-        return [n for n, m in sent if m["do"] is Do.START and m["job"]["number"] == number]
+        return [
+            n for n, m in sent if m["do"] is Do.START and m["job"]["number"] == number
+        ]
 
 
 Make = Callable[..., Desk]
@@ -137,19 +147,33 @@ def test_who_has_another_machine_is_left_out_with_a_word(desk: Make) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("driver", "535.1"), ("power_limit_w", 300.0), ("torch", "2.11.0"), ("python", "3.10.1")],
+    [
+        ("driver", "535.1"),
+        ("power_limit_w", 300.0),
+        ("torch", "2.11.0"),
+        ("python", "3.10.1"),
+    ],
 )
-def test_who_has_another_driver_or_less_power_is_left_out(desk: Make, key: str, value: Any) -> None:
-    usual = {**probed().payload["environment"], "driver": "570.86", "power_limit_w": 700.0}
+def test_who_has_another_driver_or_less_power_is_left_out(
+    desk: Make, key: str, value: Any
+) -> None:
+    usual = {
+        **probed().payload["environment"],
+        "driver": "570.86",
+        "power_limit_w": 700.0,
+    }
     one = desk(
-        "a b", {"a": probed(environment=usual), "b": probed(environment=usual | {key: value})}
+        "a b",
+        {"a": probed(environment=usual), "b": probed(environment=usual | {key: value})},
     )
     one.probe()
     assert [s.name for s in one.executor.stations] == ["a"]
     assert f"{key} is {value}, not {usual[key]}" in one.told[0]
 
 
-def test_who_runs_another_autocompile_is_left_out_before_it_does_anything(desk: Make) -> None:
+def test_who_runs_another_autocompile_is_left_out_before_it_does_anything(
+    desk: Make,
+) -> None:
     one = desk("a b", facts={"b": {"autocompile": "0.0.9"}})
     one.probe()
     assert one.told == ["b: left out: autocompile is 0.0.9 there"]
@@ -161,7 +185,10 @@ def test_who_runs_another_autocompile_is_left_out_before_it_does_anything(desk: 
 
 def test_what_a_station_waits_for_is_told_and_the_reason_if_it_does_not_start() -> None:
     stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script, probed()))
-    busy, (b, *_) = "waiting for the autocompile that is at work: pid 3", stations.links[1:]
+    busy, (b, *_) = (
+        "waiting for the autocompile that is at work: pid 3",
+        stations.links[1:],
+    )
     stations._events = [e for e in stations._events if e[2] is not b]
     stations._put(b, encode(Say.TOLD, text=busy), 0.0)
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
@@ -198,11 +225,17 @@ def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
     assert one.ending(third).outcome is Outcome.OK
     assert one.at(first) == one.at(third) == ["a", "b"]
     order = [e.number for e in one.ended]
-    assert order == [-1, second, first, third], "one after another once what ran there had ended"
-    assert f"a: lost (it does not answer); trial {first}, {third} is put back" in one.told
+    assert order == [-1, second, first, third], (
+        "one after another once what ran there had ended"
+    )
+    assert (
+        f"a: lost (it does not answer); trial {first}, {third} is put back" in one.told
+    )
 
 
-def test_why_an_actor_has_died_is_told(desk: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_an_actor_has_died_is_told(
+    desk: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     cause = "The actor died unexpectedly.\n\tpid: 3\nThe actor is dead because its node has died."
 
@@ -215,7 +248,9 @@ def test_why_an_actor_has_died_is_told(desk: Make, monkeypatch: pytest.MonkeyPat
     one = desk("a b")
     one.probe()
     a = one.executor.stations[0].link
-    monkeypatch.setattr(one.executor, "_receive", lambda *_: [(a, m) for m in link.taken()])
+    monkeypatch.setattr(
+        one.executor, "_receive", lambda *_: [(a, m) for m in link.taken()]
+    )
     number = one.trial()
     one.events += one.executor.wait(1.0)
     (told,) = one.told
@@ -241,7 +276,11 @@ def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:
     number, receive = one.trial(), one.stations.receive
 
     def doubled(links: Any, timeout_s: float) -> list[Any]:
-        return [m for m in receive(links, timeout_s) for _ in range(2 if m[1] is None else 1)]
+        return [
+            m
+            for m in receive(links, timeout_s)
+            for _ in range(2 if m[1] is None else 1)
+        ]
 
     one.executor._receive = doubled
     one.stations.lose("a")
@@ -262,7 +301,9 @@ def test_a_job_that_runs_alone_does_not_wait_for_all_others(desk: Make) -> None:
 
 
 @pytest.mark.parametrize("config", [ANY, PLAIN])
-def test_what_takes_two_stations_down_is_its_outcome(desk: Make, config: CompileConfig) -> None:
+def test_what_takes_two_stations_down_is_its_outcome(
+    desk: Make, config: CompileConfig
+) -> None:
     one = desk("a b c")
     one.probe()
     number = one.trial(config)
@@ -272,7 +313,9 @@ def test_what_takes_two_stations_down_is_its_outcome(desk: Make, config: Compile
     one.stations.lose("b")
     ending = one.ending(number)
     assert ending.outcome is Outcome.CRASHED
-    assert ending.message == "it takes its machine down: 2 stations were lost while it ran"
+    assert (
+        ending.message == "it takes its machine down: 2 stations were lost while it ran"
+    )
     assert not ending.doubts, "it is not tried a third time"
     assert one.ending(one.trial()).outcome is Outcome.OK, "the others go on"
 
@@ -338,7 +381,9 @@ def test_a_cancelled_job_ends_once_wherever_it_is(desk: Make) -> None:
     assert [e.number for e in one.ended] == [-1, waiting, running]
 
 
-def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make) -> None:
+def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(
+    desk: Make,
+) -> None:
     one = desk("a")
     one.probe()
     first, second = one.trial(), one.trial()
@@ -352,7 +397,9 @@ def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
     stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script), slots=2)
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    result = autocompile.tune(target, executor=executor, space=SPACE, clock=stations.clock)
+    result = autocompile.tune(
+        target, executor=executor, space=SPACE, clock=stations.clock
+    )
     assert result.config["forward"].mode == "max-autotune"
     at = {r.detail["station"] for r in result.trials if r.race is not None}
     assert at == {"a", "b"}, "finalists are raced on more than one machine"
@@ -366,7 +413,9 @@ class Order(Listener):
         super().__init__()
         self.words: list[str] = []
 
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+    def racing(
+        self, phase: str, batch_size: int | None, sides: int, number: int
+    ) -> None:
         self.words.append("begins")
 
     def ended(self, record: Record, left: int) -> None:
@@ -380,12 +429,16 @@ def test_batch_sizes_are_raced_at_once_on_different_stations(
     stations = ScriptedStations(names.split(), lambda name: FakeExecutor(script))
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     order, space = Order(), autocompile.SearchSpace(batch_sizes=(4, 8))
-    autocompile.tune(target, executor=executor, space=space, clock=stations.clock, progress=order)
+    autocompile.tune(
+        target, executor=executor, space=space, clock=stations.clock, progress=order
+    )
     begun = order.words.index("ends")
     assert order.words[:begun] == ["begins"] * at_once
 
 
-def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Path) -> None:
+def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(
+    target: Path,
+) -> None:
     stations = ScriptedStations("abcd", lambda name: FakeExecutor(script))
     send = type(stations.links[0]).send
 
@@ -399,9 +452,17 @@ def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Pat
         executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
         progress = Listener()
         result = autocompile.tune(
-            target, executor=executor, space=SPACE, clock=stations.clock, progress=progress
+            target,
+            executor=executor,
+            space=SPACE,
+            clock=stations.clock,
+            progress=progress,
         )
-    (dead,) = [r for r in result.trials if "machine down" in r.message and r.duplicate_of is None]
+    (dead,) = [
+        r
+        for r in result.trials
+        if "machine down" in r.message and r.duplicate_of is None
+    ]
     assert (dead.number, dead.outcome, dead.measurement) == (3, Outcome.CRASHED, None)
     assert sum("is put back" in text for text in progress.warnings) == 2
     (study,) = optuna.get_all_study_summaries(f"sqlite:///{result.run_dir}/study.db")

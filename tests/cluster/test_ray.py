@@ -35,7 +35,9 @@ def get_model():
 def get_inputs(batch_size):
     return (torch.randn(batch_size, WIDTH),)
 """
-SPACE = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
+SPACE = autocompile.SearchSpace(
+    backends=("inductor",), modes=("default",), batch_sizes=(4,)
+)
 SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
 STATION = "autocompile.cluster.station"
 PROGRAM = [sys.executable, "-m", "autocompile"]
@@ -57,7 +59,10 @@ def labelled(kind: str, name: str = "") -> dict[str, Any]:
     """A node with a temporary folder of its own, as if it were a machine of its own."""
     folder = Path(name or kind).absolute()
     folder.mkdir()
-    own = {"env_vars": {"TMPDIR": str(folder)}, "labels": {"ray.io/accelerator-type": kind}}
+    own = {
+        "env_vars": {"TMPDIR": str(folder)},
+        "labels": {"ray.io/accelerator-type": kind},
+    }
     return {"num_cpus": 1, "num_gpus": 1, **own}
 
 
@@ -95,10 +100,17 @@ def test_each_type_gets_a_whole_run_and_no_trial_of_a_station_is_timed_beside_an
     cluster: Any,
 ) -> None:
     cluster.add_node(**{**labelled("T4"), "num_gpus": 2})
-    cluster.add_node(**labelled("H100") | {"labels": {}, "resources": {"accelerator_type:H100": 1}})
+    cluster.add_node(
+        **labelled("H100") | {"labels": {}, "resources": {"accelerator_type:H100": 1}}
+    )
     kinds = ("H100", "T4")
     found = tune_all(
-        "model.py", ray=cluster.address, accelerators=kinds, trials=4, budget_s=120, **SHORT
+        "model.py",
+        ray=cluster.address,
+        accelerators=kinds,
+        trials=4,
+        budget_s=120,
+        **SHORT,
     )
     assert not found.errors
     nodes = {}
@@ -136,7 +148,9 @@ def test_a_node_that_is_lost_in_a_trial_loses_nothing(
     thread.join()
     assert not found.errors
     assert took_s[0] < 10, "something of it lived on"
-    searched = [r for r in found.results["T4"].trials if r.role == "search" and r.wall_s]
+    searched = [
+        r for r in found.results["T4"].trials if r.role == "search" and r.wall_s
+    ]
     assert len(searched) == 8
     assert {r.outcome.value for r in searched} == {"ok"}
     told = capsys.readouterr().err
@@ -148,9 +162,13 @@ def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     cluster.add_node(**labelled("T4"))
     command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address]
     command += "--accelerators t4 --device cpu".split()
-    command += "--phase forward --backend inductor --mode default --batch-size 4".split()
+    command += (
+        "--phase forward --backend inductor --mode default --batch-size 4".split()
+    )
     command += "--trials 4 --budget 120s --progress plain".split()
-    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     folder = Path("runs/model-0001/T4")
     until(lambda: finished(folder) >= 2, 200)
     driver.send_signal(signal.SIGKILL)
@@ -158,11 +176,17 @@ def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     for text in (STATION, "autocompile.trial"):
         assert_nothing_left(text, within_s=10)
     before = {p: p.read_text() for p in folder.glob("trials/*/result.json")}
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--resume"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.lstrip().startswith("speed-up"), "no heading above a single report"
+    assert done.stdout.lstrip().startswith("speed-up"), (
+        "no heading above a single report"
+    )
     assert {p: p.read_text() for p in before} == before
-    searched = [r for r in RunFolder(folder).read()[0] if r.role == "search" and r.wall_s]
+    searched = [
+        r for r in RunFolder(folder).read()[0] if r.role == "search" and r.wall_s
+    ]
     assert len(searched) >= 4
     assert_nothing_left(STATION, within_s=10)
     assert os.listdir("runs") == ["model-0001"]
@@ -189,9 +213,16 @@ def test_a_session_that_was_connected_before_is_used_and_stays(cluster: Any) -> 
     cluster.add_node(**labelled("T4"))
     package = str(Path(autocompile.__file__).parent)
     own = {"py_modules": [package]}  # where it is not installed on the nodes
-    ray.init(address=cluster.address, runtime_env=own, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address=cluster.address,
+        runtime_env=own,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     try:
-        found = tune_all("model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT)
+        found = tune_all(
+            "model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT
+        )
         assert ray.is_initialized(), "it is not ours"
     finally:
         ray.shutdown()
@@ -201,7 +232,15 @@ def test_a_session_that_was_connected_before_is_used_and_stays(cluster: Any) -> 
 
 def test_a_wrong_type_is_one_paragraph(cluster: Any) -> None:
     cluster.add_node(**labelled("T4"))
-    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
+    command = [
+        *PROGRAM,
+        "tune",
+        "model.py",
+        "--ray",
+        cluster.address,
+        "--accelerators",
+        "A100",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: no node of the cluster has A100\n")

@@ -42,7 +42,9 @@ SHORT = TimingLimits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
 
 
 def test_jobs_and_endings_come_back_as_they_were_sent() -> None:
-    job = Job(3, Path("run/trials/0003"), 60.0, 30.0, environment={"A": "b"}, fresh=True)
+    job = Job(
+        3, Path("run/trials/0003"), 60.0, 30.0, environment={"A": "b"}, fresh=True
+    )
     sent = json.loads(json.dumps(sent_job(job)))
     assert "folder" not in sent
     assert Job(**{**sent, "folder": job.folder, "toolchain": None}) == job
@@ -63,9 +65,18 @@ def test_what_is_no_message_is_refused(line: str) -> None:
 
 
 def test_the_environment_is_that_of_before_ray_with_its_gpus() -> None:
-    now = {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/h"}
+    now = {
+        "OMP_NUM_THREADS": "1",
+        "RAY_JOB_ID": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "HOME": "/h",
+    }
     assert restored(now, {"HOME": "/h"}) == {"CUDA_VISIBLE_DEVICES": "3", "HOME": "/h"}
-    before = {"OMP_NUM_THREADS": "8", "RAY_ADDRESS": "auto", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    before = {
+        "OMP_NUM_THREADS": "8",
+        "RAY_ADDRESS": "auto",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+    }
     assert restored(now, before) == {
         "OMP_NUM_THREADS": "8",
         "RAY_ADDRESS": "auto",
@@ -77,7 +88,9 @@ def test_the_environment_is_that_of_before_ray_with_its_gpus() -> None:
 # Places ------------------------------------------------------------------------------------------
 
 
-def node(name: str, labels: dict[str, str] | None = None, **resources: float) -> dict[str, Any]:
+def node(
+    name: str, labels: dict[str, str] | None = None, **resources: float
+) -> dict[str, Any]:
     own = {key.replace("__", ":"): value for key, value in resources.items()}
     return {
         "NodeID": name,
@@ -115,14 +128,19 @@ def test_types_that_share_a_node_take_turns() -> None:
 
 def test_a_type_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(UsageError) as error:
-        places_of([node("a", T4, GPU=1, CPU=4), {**node("b", CPU=4), "Alive": False}], ["A100"])
+        places_of(
+            [node("a", T4, GPU=1, CPU=4), {**node("b", CPU=4), "Alive": False}],
+            ["A100"],
+        )
     assert "no node of the cluster has A100" in error.value.text()
     assert "there are: T4 (1), cpu (1)" in error.value.text()
     assert "try: --accelerators T4,cpu" in error.value.text()
 
 
 def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
-    with pytest.raises(UsageError, match="no node of the cluster has GPUs or a whole CPU") as error:
+    with pytest.raises(
+        UsageError, match="no node of the cluster has GPUs or a whole CPU"
+    ) as error:
         places_of([node("head"), node("b", CPU=0.5)], None)
     assert "2 of its nodes are alive; there are: none" in error.value.text()
 
@@ -172,22 +190,41 @@ def test_a_target_elsewhere_is_named_by_its_whole_path(work: Path) -> None:
     )
 
 
-def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: Path) -> None:
+def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(
+    work: Path,
+) -> None:
     files = {"model.py": base64.b64encode(b"x = 1").decode()}
     folder = StationFolder(files, "/home/me")
     try:
-        side = {"cache": "/home/me/runs/x/cache/0003", "is_warm": True, "exported": None}
-        request = {"target": "/home/me/model.py:f", "sides": [side], "toolchain": "/home/me/t"}
+        side = {
+            "cache": "/home/me/runs/x/cache/0003",
+            "is_warm": True,
+            "exported": None,
+        }
+        request = {
+            "target": "/home/me/model.py:f",
+            "sides": [side],
+            "toolchain": "/home/me/t",
+        }
         made = folder.prepare(7, request)
         found = json.loads((made / "request.json").read_text())
         assert found["target"] == f"{folder.path}/files/model.py:f"
-        assert found["sides"][0] == {**side, "cache": f"{folder.path}/cache/0003", "is_warm": False}
+        assert found["sides"][0] == {
+            **side,
+            "cache": f"{folder.path}/cache/0003",
+            "is_warm": False,
+        }
         assert Path(found["sides"][0]["cache"]).is_dir()
         side["exported"] = {"code": "sys.path.insert(0, '/home/me')"}
         again = json.loads((folder.prepare(8, request) / "request.json").read_text())
         assert again["sides"][0]["is_warm"], "compiled here by now"
-        assert again["sides"][0]["exported"]["code"] == f"sys.path.insert(0, '{folder.path}/files')"
-        assert folder.outward(f"in {folder.path}/files/model.py") == "in /home/me/model.py"
+        assert (
+            again["sides"][0]["exported"]["code"]
+            == f"sys.path.insert(0, '{folder.path}/files')"
+        )
+        assert (
+            folder.outward(f"in {folder.path}/files/model.py") == "in /home/me/model.py"
+        )
         folder.drop_caches([])
         assert not list((folder.path / "cache").iterdir())
         with pytest.raises(ValueError, match="leads out"):
@@ -239,7 +276,9 @@ def start(pipe: Pipe, number: int, target: str = "plain.py") -> None:
         limits=SHORT,
     )
     job = sent_job(Job(number, Path("x"), 200.0))
-    pipe.send(encode(Do.START, job=job, request=request.to_dict(), kept=[], alone=False))
+    pipe.send(
+        encode(Do.START, job=job, request=request.to_dict(), kept=[], alone=False)
+    )
 
 
 def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
@@ -251,7 +290,10 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
     assert (ending.outcome, ending.message) == (Outcome.OK, "")
     assert ending.payload["measurement"]["eager_s"]
     assert "log.txt" in message["files"]
-    with pytest.raises(RunError, match="trials of a Ray cluster"), lock.held("a tune", print):
+    with (
+        pytest.raises(RunError, match="trials of a Ray cluster"),
+        lock.held("a tune", print),
+    ):
         raise AssertionError("two at once on a machine")
     pipe.send(encode(Do.CLOSE))
     until(pipe, Say.CLOSED)
@@ -262,7 +304,9 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
 def test_a_station_waits_for_who_is_at_work_on_its_machine(pipe: Pipe) -> None:
     with lock.held("another tune", print):
         told = opened(pipe, Say.TOLD)["text"]
-        assert told.startswith("waiting for the autocompile that is at work on this machine")
+        assert told.startswith(
+            "waiting for the autocompile that is at work on this machine"
+        )
         assert "another tune" in told
     until(pipe, Say.HELLO)
 
@@ -291,7 +335,12 @@ def test_jobs_are_spread_over_the_gpus_and_those_that_take_turns_share_one(
     number = itertools.count()
 
     def start(**request: Any) -> str:
-        sent = {"number": next(number), "timeout_s": 1.0, "environment": {}, "toolchain": False}
+        sent = {
+            "number": next(number),
+            "timeout_s": 1.0,
+            "environment": {},
+            "toolchain": False,
+        }
         station._start({"job": sent, "request": request, "kept": [], "alone": False})
         return str(station._executor.jobs[-1].environment["CUDA_VISIBLE_DEVICES"])
 
@@ -303,7 +352,9 @@ def test_jobs_are_spread_over_the_gpus_and_those_that_take_turns_share_one(
     try:
         assert [start(), start(), start()] == [first, second, first]
         end(0), end(2)
-        assert [start(), start()] == [first, second], "where least runs, then where least has run"
+        assert [start(), start()] == [first, second], (
+            "where least runs, then where least has run"
+        )
         assert len({start(**turns) for _ in range(3)}) == 1
         assert len({start(**turns), start(**{**turns, "batch_size": 8})}) == 2
     finally:
@@ -342,7 +393,9 @@ def test_nothing_of_a_station_outlives_the_actor() -> None:
     )
     assert actor.stdout is not None
     assert int(actor.stdout.readline())
-    assert len(alive_with(mark)) > 3, "the actor, its station, a fork server and a trial"
+    assert len(alive_with(mark)) > 3, (
+        "the actor, its station, a fork server and a trial"
+    )
     actor.send_signal(signal.SIGKILL)
     actor.wait()
     actor.stdout.close()

@@ -57,7 +57,9 @@ class FakeCluster:
         self._stations |= dict.fromkeys(stations.links, stations)
         return stations.links
 
-    def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
+    def receive(
+        self, links: Sequence[Link], timeout_s: float
+    ) -> list[tuple[Link, Message]]:
         return self._stations[links[0]].receive(links, timeout_s)
 
 
@@ -85,7 +87,10 @@ def test_each_type_has_a_run_and_lines_that_begin_with_its_name(
     found = tuned(show="plain", jobs=3)
     assert (set(found.results), found.folder) == ({"T4", "H100"}, Path("runs/net-0001"))
     for kind in found.results:
-        assert autocompile.load(found.folder / kind).config["forward"].mode == "max-autotune"
+        assert (
+            autocompile.load(found.folder / kind).config["forward"].mode
+            == "max-autotune"
+        )
         assert fake.opened[kind]["files"].keys() == {"net.py", "beside.py"}
         assert fake.opened[kind]["jobs"] == 3
     lines = capsys.readouterr().err.splitlines()
@@ -111,7 +116,9 @@ def test_the_start_of_the_stations_is_in_the_budget(
     assert began[0] <= opened[0]
 
 
-def test_what_fails_on_one_type_leaves_the_others(target: Path, fake: FakeCluster) -> None:
+def test_what_fails_on_one_type_leaves_the_others(
+    target: Path, fake: FakeCluster
+) -> None:
     fake.probes["T4"] = failed("import_error", "import", "no module named x")
     found = tuned()
     assert found.results.keys() == {"H100"}
@@ -133,17 +140,24 @@ def test_a_defect_on_one_type_hides_no_result_of_another(
     assert found.results.keys() == {"H100"} and (found.folder / "table.html").exists()
     with pytest.raises(TypeError, match="a defect"):
         _end_all(found, None, as_json=False, verbose=False)
-    assert "reduce-overhead" in (shown := capsys.readouterr().out) or "max-autotune" in shown
+    assert (
+        "reduce-overhead" in (shown := capsys.readouterr().out)
+        or "max-autotune" in shown
+    )
 
 
-def test_two_commands_have_a_folder_each_from_the_start(target: Path, fake: FakeCluster) -> None:
+def test_two_commands_have_a_folder_each_from_the_start(
+    target: Path, fake: FakeCluster
+) -> None:
     beside: list[Path] = []
     fake.opening = lambda kind: beside.append(commands._folder("net.py", None, False))
     found = tuned(accelerators=("T4",))
     assert (found.folder, *beside) == (Path("runs/net-0001"), Path("runs/net-0002"))
 
 
-def test_where_nothing_begins_no_folder_is_left(target: Path, fake: FakeCluster) -> None:
+def test_where_nothing_begins_no_folder_is_left(
+    target: Path, fake: FakeCluster
+) -> None:
     def opening(kind: str) -> None:
         raise UsageError("no station has started")
 

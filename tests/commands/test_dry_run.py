@@ -18,17 +18,25 @@ from autocompile.store.calls import RecordedCalls
 pytestmark = pytest.mark.usefixtures("_warm")
 
 
-def previewed(target: object, space: SearchSpace, *phases: str) -> tuple[dict[str, Any], list[str]]:
+def previewed(
+    target: object, space: SearchSpace, *phases: str
+) -> tuple[dict[str, Any], list[str]]:
     """The row of a forward, and the lines that a terminal of 80 columns shows."""
-    found = preview(str(target), 200.0, phases=phases or ("forward",), space=space, device="cpu")
+    found = preview(
+        str(target), 200.0, phases=phases or ("forward",), space=space, device="cpu"
+    )
     text = io.StringIO()
     render_preview(found, Console(file=text, width=80))
     return found["phases"]["forward"], text.getvalue().splitlines()
 
 
 def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None:
-    space = SearchSpace(backends=("inductor", "cudagraphs"), modes=("default",), batch_sizes=(1, 4))
-    row, lines = previewed(TARGETS / "dimensions.py", space, "forward", "optimizer_step")
+    space = SearchSpace(
+        backends=("inductor", "cudagraphs"), modes=("default",), batch_sizes=(1, 4)
+    )
+    row, lines = previewed(
+        TARGETS / "dimensions.py", space, "forward", "optimizer_step"
+    )
     labels = {setting["label"] for setting in row["settings"]}
     assert {"eager", "eager · channels_last", "plain torch.compile()"} <= labels
     assert row["unusable"] == {"cudagraphs": "it runs on cuda only"}
@@ -52,7 +60,9 @@ def test_calls_of_a_file_say_what_is_tried(work: Path) -> None:
     distinct = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
     RecordedCalls("Linear", distinct, (0, 1, 0)).write(work / "calls.json")
     space = SearchSpace(backends=("inductor",), modes=("default",))
-    found = preview("net.py", 200.0, calls=Path("calls.json"), phases=("forward",), space=space)
+    found = preview(
+        "net.py", 200.0, calls=Path("calls.json"), phases=("forward",), space=space
+    )
     settings = found["phases"]["forward"]["settings"]
     assert {setting["config"]["dynamic"] for setting in settings} == {None, True, False}
     assert {setting["batch_size"] for setting in settings} == {3 + 5 + 3}

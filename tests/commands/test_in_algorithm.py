@@ -41,8 +41,15 @@ def get_model():
 """
 
 
-def turn(steps: int, train_s: float, sample_s: float, forward_s: float) -> dict[str, float]:
-    both = {"steps": steps, "train_s": train_s, "sample_s": sample_s, "forward_s": forward_s}
+def turn(
+    steps: int, train_s: float, sample_s: float, forward_s: float
+) -> dict[str, float]:
+    both = {
+        "steps": steps,
+        "train_s": train_s,
+        "sample_s": sample_s,
+        "forward_s": forward_s,
+    }
     return {**both, "update_s": 0.3, "updates": 3}
 
 
@@ -54,7 +61,9 @@ def test_figures_are_rates_of_pairs() -> None:
     found = figures(rounds, runners=2)
     assert found["steps_per_s"]["untouched"]["value"] == pytest.approx(25)
     assert found["steps_per_s"]["gain"]["value"] == pytest.approx(2)
-    assert found["sampled_per_s"]["tuned"]["value"] == pytest.approx(200)  # of both together
+    assert found["sampled_per_s"]["tuned"]["value"] == pytest.approx(
+        200
+    )  # of both together
     assert found["update_s"]["gain"]["value"] == pytest.approx(1)
     assert found["update_s"]["tuned"]["value"] == pytest.approx(0.1)
     assert found["forward_share"]["untouched"]["value"] == pytest.approx(0.5)
@@ -63,12 +72,17 @@ def test_figures_are_rates_of_pairs() -> None:
     usual = over_sets([0.0])
     gain = found["steps_per_s"]["gain"]
     assert gain["low"] <= 2 * usual.low and gain["high"] >= 2 * usual.high
-    rounds[0]["tuned"] |= {"updates": 0, "update_s": 0.0}  # a turn without an update has no time
+    rounds[0]["tuned"] |= {
+        "updates": 0,
+        "update_s": 0.0,
+    }  # a turn without an update has no time
     assert "update_s" in figures(rounds) and "update_s" not in figures(rounds[:1])
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
-def test_both_sides_take_turns_and_one_uses_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_take_turns_and_one_uses_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     usual, seen = torch.get_num_threads(), defaultdict(set)
     sample = SingleAgentEnvRunner.sample
 
@@ -78,7 +92,9 @@ def test_both_sides_take_turns_and_one_uses_the_settings(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SingleAgentEnvRunner, "sample", noting)
     threads = dataclasses.replace(AOT, threads=usual + 1)
-    tuned = settings(forward_exploration=threads, forward_train=AOT, optimizer_step=FUSED)
+    tuned = settings(
+        forward_exploration=threads, forward_train=AOT, optimizer_step=FUSED
+    )
     # With evaluation by runners for which ray has no room: none of them is made.
     config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
     found = AlgorithmResult()
@@ -91,7 +107,10 @@ def test_both_sides_take_turns_and_one_uses_the_settings(monkeypatch: pytest.Mon
             assert each["steps"] >= 64 and each["updates"] >= 2 and each["update_s"] > 0
     (runner,) = found.active["env_runners"]
     assert runner["settings"]["forward_exploration"]["graphs"] == 1
-    assert seen == {False: {usual}, True: {usual + 1}}  # the other side keeps the process's own
+    assert seen == {
+        False: {usual},
+        True: {usual + 1},
+    }  # the other side keeps the process's own
     json.dumps(plain(found))  # it travels as JSON
 
 
@@ -100,8 +119,18 @@ def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
     broken = settings(forward_exploration=CompileConfig("no_such_backend"))
     for config, tuned, error, words in (
         (ppo().environment(env=None), ALL, TargetError, "has no environment"),
-        (learners(num_gpus_per_learner=1), ALL, TargetError, "need 2 GPUs, and ray has 0"),
-        (learners(num_cpus_per_learner=3), ALL, TargetError, "need 6 CPUs, and ray has 4"),
+        (
+            learners(num_gpus_per_learner=1),
+            ALL,
+            TargetError,
+            "need 2 GPUs, and ray has 0",
+        ),
+        (
+            learners(num_cpus_per_learner=3),
+            ALL,
+            TargetError,
+            "need 6 CPUs, and ray has 4",
+        ),
         (ppo(), broken, NotInEffect, "no_such_backend failed"),
     ):
         with pytest.raises(error, match=words):
@@ -119,7 +148,15 @@ def test_the_command_runs_an_algorithm_in_a_process_of_its_own(
 ) -> None:
     (work / "net.py").write_text(CONFIG.format(env="'CartPole-v1'", runners=runners))
     (work / "tuned.json").write_text(TunedSet((ALL,)).to_json())
-    command = ("verify", "tuned.json", "--in-algorithm", "--target", "net.py", "--budget", "20s")
+    command = (
+        "verify",
+        "tuned.json",
+        "--in-algorithm",
+        "--target",
+        "net.py",
+        "--budget",
+        "20s",
+    )
     done = typed(*command, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -132,11 +169,16 @@ def test_the_command_runs_an_algorithm_in_a_process_of_its_own(
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_missing(work: Path, typed: Callable[..., Any]) -> None:
+def test_the_command_says_what_is_missing(
+    work: Path, typed: Callable[..., Any]
+) -> None:
     (work / "tuned.json").write_text(TunedSet((ALL,)).to_json())
     for source, words in (
         (CONFIG.format(env="", runners=0), "has no environment"),
-        ("import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n", "get_model is a Linear"),
+        (
+            "import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n",
+            "get_model is a Linear",
+        ),
         (CONFIG.format(env="'NoSuchEnv-v7'", runners=0), "NoSuchEnv"),
     ):
         (work / "net.py").write_text(source)

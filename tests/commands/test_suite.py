@@ -95,7 +95,9 @@ def test_the_lists_that_come_with_it_are_of_that_library(name: str) -> None:
         ('models = [{ target = "a.py", batch_sizes = ["4"] }]', "is no model"),
     ],
 )
-def test_what_is_no_suite_is_one_paragraph(tmp_path: Path, text: str | None, words: str) -> None:
+def test_what_is_no_suite_is_one_paragraph(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
     path = tmp_path / "list.toml" if text is not None else Path("nothing")
     if text is not None:
         path.write_text(text)
@@ -123,14 +125,18 @@ class Clock:
 class Runs:
     """Stands for ``tune``: takes some of the time that it is given, and leaves settings untried."""
 
-    def __init__(self, folder: Path, report: Report, likely: Mapping[str, float]) -> None:
+    def __init__(
+        self, folder: Path, report: Report, likely: Mapping[str, float]
+    ) -> None:
         self.folder, self.report, self.likely = folder, report, {**likely}
         self.clock = Clock()
         self.given: list[tuple[str, float]] = []
         self.raises: dict[str, BaseException] = {}
         self.always = False  # there is as much to win after more time
 
-    def __call__(self, member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
+    def __call__(
+        self, member: Member, resume: bool, **more: Any
+    ) -> Mapping[str, Report]:
         if error := self.raises.get(member.folder):
             raise error
         self.given.append((member.folder, more["budget_s"]))
@@ -151,10 +157,14 @@ def runner(models: Path) -> Callable[..., tuple[Runner, Runs]]:
     def made(names: str, budget_s: float, **likely: float) -> tuple[Runner, Runs]:
         report = said("show", str(recorded()), "--json")
         runs = Runs(Path("suite"), Report.read(json.loads(report), "it"), likely)
-        members = tuple(Member(target=f"{n}.py", folder=n, phases=("forward",)) for n in names)
+        members = tuple(
+            Member(target=f"{n}.py", folder=n, phases=("forward",)) for n in names
+        )
         suite = Suite(name="list", members=members)
         quiet: Any = {"say": lambda _: None, "note": lambda _: None}
-        return Runner(Path("suite"), suite, budget_s, runs, clock=runs.clock, **quiet), runs
+        return Runner(
+            Path("suite"), suite, budget_s, runs, clock=runs.clock, **quiet
+        ), runs
 
     return made
 
@@ -197,7 +207,9 @@ def test_an_error_of_the_request_ends_it(runner: Any) -> None:
         one.run()
 
 
-@pytest.mark.parametrize("error", [UsageError("no such size"), RunError("b.py has changed")])
+@pytest.mark.parametrize(
+    "error", [UsageError("no such size"), RunError("b.py has changed")]
+)
 def test_an_error_of_one_model_is_a_row(runner: Any, error: Exception) -> None:
     one, runs = runner("abc", 1000.0)
     runs.raises["b"] = error
@@ -216,7 +228,9 @@ def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
 
 
 @pytest.mark.parametrize("ended", [0, 3])
-def test_a_run_in_which_no_compile_has_ended_gets_more_than_it_had(runner: Any, ended: int) -> None:
+def test_a_run_in_which_no_compile_has_ended_gets_more_than_it_had(
+    runner: Any, ended: int
+) -> None:
     one, runs = runner("abcdefgh", 1000.0, **dict.fromkeys("abcdefgh", 0.5))
     phases = {
         n: replace(p, compiled_settings=9, compiled_tried=ended)
@@ -234,7 +248,8 @@ def test_a_run_in_which_no_compile_has_ended_gets_more_than_it_had(runner: Any, 
 def test_where_less_is_left_than_a_run_needs_it_gets_that(runner: Any) -> None:
     one, runs = runner("ab", 300.0, a=0.5, b=0.4)
     phases = {
-        n: replace(p, compiled_settings=9, compiled_tried=0) for n, p in runs.report.phases.items()
+        n: replace(p, compiled_settings=9, compiled_tried=0)
+        for n, p in runs.report.phases.items()
     }
     runs.report = replace(runs.report, phases=phases)
     one.run()
@@ -248,13 +263,17 @@ def test_a_run_without_any_result_gets_more_time_once(runner: Any) -> None:
     before = runs.given
     one.note = before.append
     one.run()
-    assert [each.partition(".py")[0] for each in before if "once more" in str(each)] == [
+    assert [
+        each.partition(".py")[0] for each in before if "once more" in str(each)
+    ] == [
         "once more: b",
         "once more: c",
     ]
 
 
-def test_an_error_after_ctrl_c_ends_nothing(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_ctrl_c_ends_nothing(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The report of before, which Ctrl-C ended, is no Ctrl-C of now."""
     one, runs = runner("abc", 1000.0)
     folder = Path("suite/b")
@@ -267,7 +286,9 @@ def test_an_error_after_ctrl_c_ends_nothing(runner: Any, monkeypatch: pytest.Mon
     runs.raises["b"] = RunError("b.py has changed")
     suite = one.run()
     assert [name for name, _ in runs.given] == ["a", "c"]
-    assert [row.message for row in suite.rows if row.target == "b.py"] == ["b.py has changed"]
+    assert [row.message for row in suite.rows if row.target == "b.py"] == [
+        "b.py has changed"
+    ]
     again = Runner(Path("suite"), suite, 30.0, runs, one.say, one.note, Clock())
     assert "b.py has changed" in [row.message for row in again.run().rows]
 
@@ -385,18 +406,26 @@ def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> 
     assert killed
 
 
-def test_a_size_at_which_only_eager_mode_was_tried_has_no_answer_of_another_size() -> None:
+def test_a_size_at_which_only_eager_mode_was_tried_has_no_answer_of_another_size() -> (
+    None
+):
     report = Report.read(json.loads(said("show", str(recorded()), "--json")), "it")
-    name, phase = next((n, p) for n, p in report.phases.items() if p.verdict == "faster")
+    name, phase = next(
+        (n, p) for n, p in report.phases.items() if p.verdict == "faster"
+    )
     eager = next(t for t in phase.trials if t.config["backend"] == "eager")
     phase = replace(phase, trials=(*phase.trials, replace(eager, batch_size=99)))
-    rows = rows_of(Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase}))
+    rows = rows_of(
+        Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase})
+    )
     row = next(row for row in rows if row.batch_size == 99)
     assert (row.verdict, row.best) == ("not_run", None)
     assert row.message == "the run ended before any other setting was tried"
     lost = replace(eager, batch_size=99, outcome=Outcome.OUT_OF_MEMORY, message="8 GiB")
     phase = replace(phase, trials=(*phase.trials[:-1], lost))
-    rows = rows_of(Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase}))
+    rows = rows_of(
+        Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase})
+    )
     row = next(row for row in rows if row.batch_size == 99)
     assert (row.verdict, row.message) == ("failed", "eager mode fails: 8 GiB")
 
@@ -428,14 +457,24 @@ def test_without_a_suite_there_is_nothing_to_resume(models: Path) -> None:
 
 
 def tried(value: float, config: CompileConfig = DEFAULT_INDUCTOR, **more: Any) -> Tried:
-    known = {"outcome": Outcome.OK, "speedup": Interval(value, 0.97 * value, 1.03 * value)}
+    known = {
+        "outcome": Outcome.OK,
+        "speedup": Interval(value, 0.97 * value, 1.03 * value),
+    }
     return Tried(config=config.to_dict(), **{**known, "call_s": 0.01 / value, **more})
 
 
 def row(name: str, plain: Tried, best: Tried | None = None) -> Row:
     settings = (plain, *((best,) if best else ()))
-    fields = {"eager_call_s": 0.01, "plain": plain, "best": best or plain, "settings": settings}
-    return Row(target=name, run=name, phase="forward", batch_size=8, verdict="faster", **fields)
+    fields = {
+        "eager_call_s": 0.01,
+        "plain": plain,
+        "best": best or plain,
+        "settings": settings,
+    }
+    return Row(
+        target=name, run=name, phase="forward", batch_size=8, verdict="faster", **fields
+    )
 
 
 def suite_of(*rows: Row) -> Suite:
@@ -453,7 +492,10 @@ def test_what_fails_counts_as_eager_mode() -> None:
     assert suite.share_right(best=True) == 1.0
     assert suite.geometric_mean(best=True) == pytest.approx(3.0**0.5)
     nothing = suite_of(Row(target="a", run="a", message="no weights"))
-    assert (nothing.share_right(best=True), nothing.geometric_mean(best=True)) == (0.0, None)
+    assert (nothing.share_right(best=True), nothing.geometric_mean(best=True)) == (
+        0.0,
+        None,
+    )
 
 
 def test_settings_of_an_older_version_are_the_same_settings() -> None:
@@ -469,21 +511,36 @@ def test_one_setting_for_all_counts_as_eager_where_it_fails() -> None:
     both, plain = LITE.to_dict(), DEFAULT_INDUCTOR.to_dict()
     again = replace(a, target="c")
     assert suite_of(a, b, again).best_for_all() == (both, pytest.approx(4.0 ** (1 / 3)))
-    assert suite_of(a, b).best_for_all() == (plain, pytest.approx(1.3))  # right in half only
-    assert suite_of(row("a", tried(1.3)), b).best_for_all() == (plain, pytest.approx(1.3))
+    assert suite_of(a, b).best_for_all() == (
+        plain,
+        pytest.approx(1.3),
+    )  # right in half only
+    assert suite_of(row("a", tried(1.3)), b).best_for_all() == (
+        plain,
+        pytest.approx(1.3),
+    )
     slow = row("a", tried(0.5))
     assert suite_of(slow, slow).best_for_all() is None
 
 
 def test_what_became_slower_broke_or_works_now() -> None:
     before = suite_of(
-        row("same", tried(1.5)), row("slow", tried(1.5)), row("lost", tried(1.5)), row("won", WRONG)
+        row("same", tried(1.5)),
+        row("slow", tried(1.5)),
+        row("lost", tried(1.5)),
+        row("won", WRONG),
     )
     now = suite_of(
-        row("same", tried(1.48)), row("slow", tried(1.2)), row("lost", WRONG), row("won", tried(2))
+        row("same", tried(1.48)),
+        row("slow", tried(1.2)),
+        row("lost", WRONG),
+        row("won", tried(2)),
     )
     found = differences(now, before)
-    assert [x.split(",")[0] for x in found["slower"]] == ["slow", "slow"]  # plain, and the best
+    assert [x.split(",")[0] for x in found["slower"]] == [
+        "slow",
+        "slow",
+    ]  # plain, and the best
     assert "1.50× → 1.20×" in found["slower"][0]
     assert [x.split(",")[0] for x in found["broke"]] == ["lost", "lost"]
     assert "wrong_output: off by 2" in found["broke"][0]
@@ -505,7 +562,10 @@ def test_csv_has_the_columns_of_dynamos_runner() -> None:
         "5.0000",
         "pass",
     )
-    assert (plain["compression_ratio"], plain["dynamo_peak_mem"]) == ("1.5000", "2.0000")
+    assert (plain["compression_ratio"], plain["dynamo_peak_mem"]) == (
+        "1.5000",
+        "2.0000",
+    )
     assert (wrong["speedup"], wrong["accuracy"]) == ("0.0", "fail_wrong_output")
 
 
@@ -576,7 +636,11 @@ def test_options_beside_resume_are_not_ignored(models: Path) -> None:
 
 
 def test_a_damaged_file_is_one_paragraph(tmp_path: Path) -> None:
-    for text, words in (("{", "damaged"), ("[]", "suite"), ('{"schema": 99}', "has schema 99")):
+    for text, words in (
+        ("{", "damaged"),
+        ("[]", "suite"),
+        ('{"schema": 99}', "has schema 99"),
+    ):
         (tmp_path / "suite.json").write_text(text)
         with pytest.raises((RunError, UsageError), match=words):
             Suite.read(tmp_path)
@@ -592,11 +656,21 @@ def test_the_command_compares_and_gates(models: Path) -> None:
     lie = "torch.nn.functional.linear(x, self.weight) + 0.1 * torch.compiler.is_compiling()"
     text = f"import torch\nclass Net(torch.nn.Linear):\n    def forward(self, x): return {lie}\n"
     one = models / "one.py"
-    args = ["suite", "models", "--fixed", "--backend", "aot_eager", "--phase", "forward"]
+    args = [
+        "suite",
+        "models",
+        "--fixed",
+        "--backend",
+        "aot_eager",
+        "--phase",
+        "forward",
+    ]
     args += ["--batch-size", "4", "--progress", "none"]
     first = json.loads(said(*args, "--json", "--run-dir", "first"))
     assert [r["verdict"] for r in first["rows"]] != ["failed", "failed"]
-    one.write_text(text + "def get_model(): return Net(4, 4)\n" + MODEL.splitlines()[-1])
+    one.write_text(
+        text + "def get_model(): return Net(4, 4)\n" + MODEL.splitlines()[-1]
+    )
     gate = ["--compare", "first", "--require", "no-regression", "--run-dir", "second"]
     shown = said(*args, *gate)
     assert "Broke" in shown

@@ -34,7 +34,9 @@ FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}
 
 
-def settings(config: CompileConfig = FAST, size: int | None = 4, phase: str = "forward") -> Tuned:
+def settings(
+    config: CompileConfig = FAST, size: int | None = 4, phase: str = "forward"
+) -> Tuned:
     return Tuned({phase: (Choice(config, size, WAS, 3),)}, {}, "net.py")
 
 
@@ -57,10 +59,16 @@ SPEED = {"eager": 1.0, "default": 1.2, "max-autotune": 1.5}
 def test_only_the_settings_are_tried_beside_eager_and_the_default(target: Path) -> None:
     one, executor = verified(target, settings(), SPEED)
     tried = {(r["config"]["backend"], r["config"]["mode"]) for r in executor.requests}
-    assert tried == {("eager", "default"), ("inductor", "default"), ("inductor", "max-autotune")}
+    assert tried == {
+        ("eager", "default"),
+        ("inductor", "default"),
+        ("inductor", "max-autotune"),
+    }
     assert {r["batch_size"] for r in executor.requests} == {4}
     assert (one.verdict, one.message, one.was) == ("fastest", "", WAS)
-    assert one.speedup is not None and one.speedup["value"] == pytest.approx(1.5, rel=0.02)
+    assert one.speedup is not None and one.speedup["value"] == pytest.approx(
+        1.5, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,18 +89,41 @@ def test_what_is_faster_by_now_is_named(
 def test_what_no_longer_works_is_a_failure_in_words(target: Path) -> None:
     wrong = failed("wrong_output", "verify", message="outputs differ by 3")
     one, _ = verified(target, settings(), SPEED, max_autotune=wrong)
-    assert (one.verdict, one.message) == ("failed", "wrong_output in verify: outputs differ by 3")
+    assert (one.verdict, one.message) == (
+        "failed",
+        "wrong_output in verify: outputs differ by 3",
+    )
 
 
 def test_eager_mode_that_is_still_best_is_good(target: Path) -> None:
     one, _ = verified(target, settings(EAGER), {"eager": 1.0, "default": 0.9})
-    assert one.verdict == "fastest" and one.speedup == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert one.verdict == "fastest" and one.speedup == {
+        "value": 1.0,
+        "low": 1.0,
+        "high": 1.0,
+    }
 
 
 def test_gates_ask_for_what_they_name() -> None:
-    one = Check("forward", 4, "x", "fastest", "", WAS, WAS, graphs=2, recompiles=1, compile_s=30.0)
+    one = Check(
+        "forward",
+        4,
+        "x",
+        "fastest",
+        "",
+        WAS,
+        WAS,
+        graphs=2,
+        recompiles=1,
+        compile_s=30.0,
+    )
     given = ["speedup=1e-3,max-recompiles=0,max-graphs=2.0", "max-compile-time=1.5e1ms"]
-    assert list(numbers("--require", given, REQUIREMENTS).values()) == [0.001, 0.0, 2.0, 0.015]
+    assert list(numbers("--require", given, REQUIREMENTS).values()) == [
+        0.001,
+        0.0,
+        2.0,
+        0.015,
+    ]
     given = ["speedup=1.3,max-recompiles=1", "max-graphs=2", "max-compile-time=2m"]
     required = numbers("--require", given, REQUIREMENTS)
     assert required["max-compile-time"] == 120.0
@@ -126,7 +157,9 @@ def test_the_command_verifies_a_file(
     assert not (work / "runs").exists()
 
 
-def test_without_time_for_it_all_is_open_and_passes(work: Path, typed: Callable[..., Any]) -> None:
+def test_without_time_for_it_all_is_open_and_passes(
+    work: Path, typed: Callable[..., Any]
+) -> None:
     (work / "net.py").write_text(NET)
     (work / "tuned.json").write_text(TunedSet((settings(),)).to_json())
     told = "--progress", "none"
@@ -137,7 +170,9 @@ def test_without_time_for_it_all_is_open_and_passes(work: Path, typed: Callable[
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "infrastructure"])
-def test_a_trial_that_says_nothing_about_the_setting_is_open(target: Path, outcome: str) -> None:
+def test_a_trial_that_says_nothing_about_the_setting_is_open(
+    target: Path, outcome: str
+) -> None:
     one, _ = verified(target, settings(), SPEED, max_autotune=failed(outcome))
     assert one.verdict == "open"
 
@@ -153,12 +188,19 @@ def test_where_eager_mode_fails_each_check_does(target: Path) -> None:
     ("model", "said"),
     [
         ("def get_model(): raise ValueError('no, weights')", "no, weights"),
-        ("import torch\ndef get_model(): raise torch.OutOfMemoryError('too large')", "too large"),
+        (
+            "import torch\ndef get_model(): raise torch.OutOfMemoryError('too large')",
+            "too large",
+        ),
         ("", "there is no file net.py"),
     ],
 )
 def test_that_nothing_can_be_verified_is_an_error(
-    work: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, model: str, said: str
+    work: Path,
+    typed: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    said: str,
 ) -> None:
     if model:
         (work / "net.py").write_text(model)
@@ -168,7 +210,9 @@ def test_that_nothing_can_be_verified_is_an_error(
     assert done.returncode == 2
     assert said in json.dumps(json.loads(done.stdout)["error"])
     assert done.stderr.startswith("error: ")
-    for path in re.findall(r"/tmp/\S*autocompile-verify\S*", done.stderr):  # none that is gone
+    for path in re.findall(
+        r"/tmp/\S*autocompile-verify\S*", done.stderr
+    ):  # none that is gone
         assert Path(path).exists()
 
 
@@ -179,7 +223,9 @@ def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
 
     def run() -> None:
         executor = FakeExecutor(lambda request: measured(1.0))
-        runs.append(Path(tune(target, executor=executor, trials=8, progress="none").run_dir))
+        runs.append(
+            Path(tune(target, executor=executor, trials=8, progress="none").run_dir)
+        )
 
     def compare(*_: Any) -> dict[str, Any]:
         run()  # meanwhile somebody tunes once more
@@ -193,10 +239,14 @@ def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
 
 
 def recorded(*lengths: int, model: str = "Linear") -> RecordedCalls:
-    calls = [{"args": [{"tensor": {"shape": [n, 8], "dtype": "float32"}}]} for n in lengths]
+    calls = [
+        {"args": [{"tensor": {"shape": [n, 8], "dtype": "float32"}}]} for n in lengths
+    ]
     distinct = [{**call, "kwargs": {}} for call in calls]
     order = [*range(len(calls))]
-    return RecordedCalls.from_dict({"model": model, "distinct": distinct, "order": order})
+    return RecordedCalls.from_dict(
+        {"model": model, "distinct": distinct, "order": order}
+    )
 
 
 def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -> None:
@@ -211,16 +261,25 @@ def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -
         only = replace(settings(), calls=calls, objective="p95")
         tune(target, executor=executor, only=only, trials=4, calls=given)
         assert {r["percent"] for r in executor.requests} == {95}
-        assert all(RecordedCalls.from_dict(r["calls"]) == wanted for r in executor.requests)
+        assert all(
+            RecordedCalls.from_dict(r["calls"]) == wanted for r in executor.requests
+        )
     executor = FakeExecutor(script)
-    result = tune(target, executor=executor, only=replace(settings(), horizon=500), trials=4)
+    result = tune(
+        target, executor=executor, only=replace(settings(), horizon=500), trials=4
+    )
     assert {r.horizon for r in result.trials if r.role == "search"} == {500}
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"calls": {"model": "Net", "distinct": [{"args": [{"code": "x"}], "kwargs": {}}]}},
+        {
+            "calls": {
+                "model": "Net",
+                "distinct": [{"args": [{"code": "x"}], "kwargs": {}}],
+            }
+        },
         {"calls": "import os"},
         {"calls": {**vars(recorded(3)), "order": [4]}},
         {"horizon": "long"},

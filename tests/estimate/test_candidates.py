@@ -24,7 +24,9 @@ def found(run: Run) -> dict[CompileConfig, Candidate]:
 
 def test_the_plainest_of_the_settings_with_the_same_code_stands_for_all() -> None:
     run = Run()
-    both = CompileConfig(mode="max-autotune-no-cudagraphs", memory_format="channels_last")
+    both = CompileConfig(
+        mode="max-autotune-no-cudagraphs", memory_format="channels_last"
+    )
     first = run.search(both, 1.5)
     twin = run.search(CHANNELS_LAST, 1.5, duplicate_of=first)
     full = dataclasses.replace(CHANNELS_LAST, fullgraph=True)
@@ -35,8 +37,12 @@ def test_the_plainest_of_the_settings_with_the_same_code_stands_for_all() -> Non
     c = seen[CHANNELS_LAST]
     assert c.record.number == twin
     assert set(c.same_code) == {first, another}
-    assert c.speedup == over_sets([c.logs[n] for n in (1, 2, 3)]), "the race counts, of any of them"
-    assert c.speedup.value == pytest.approx(1.4, rel=0.01), "and its figure of the search does not"
+    assert c.speedup == over_sets([c.logs[n] for n in (1, 2, 3)]), (
+        "the race counts, of any of them"
+    )
+    assert c.speedup.value == pytest.approx(1.4, rel=0.01), (
+        "and its figure of the search does not"
+    )
 
 
 @pytest.mark.parametrize("eager_s", [0.7e-3, 1.4e-3])
@@ -58,7 +64,9 @@ def test_new_weights_cost_the_same_share_of_the_baseline_that_is_taken() -> None
     run = Run()
     for mode in ("max-autotune", "lite"):
         run.search(CompileConfig(mode=mode), 1.5)
-    number = run.search(FROZEN, 1.0, eager_s=0.7e-3, refresh_s=0.3e-3)  # 0.7 ms and 0.3 ms a call
+    number = run.search(
+        FROZEN, 1.0, eager_s=0.7e-3, refresh_s=0.3e-3
+    )  # 0.7 ms and 0.3 ms a call
     record = run.records[number]
     run.records[number] = dataclasses.replace(record, calls_per_update=1)
     seen = found(run)[FROZEN].speedup
@@ -67,7 +75,8 @@ def test_new_weights_cost_the_same_share_of_the_baseline_that_is_taken() -> None
 
 
 @pytest.mark.parametrize(
-    ("outcome", "sets"), [("interrupted", 2), ("infrastructure", 2), ("wrong_output", None)]
+    ("outcome", "sets"),
+    [("interrupted", 2), ("infrastructure", 2), ("wrong_output", None)],
 )
 def test_what_failed_once_in_a_race_is_no_candidate_but_from_outside(
     outcome: str, sets: int | None
@@ -76,7 +85,9 @@ def test_what_failed_once_in_a_race_is_no_candidate_but_from_outside(
     lite = run.search(LITE, 1.5)
     run.race(lite, 1.5, 1.5)
     run.side(lite, failed(outcome), race=3)
-    run.side(0, failed("timeout"))  # eager mode stays whatever becomes of a repeat of it
+    run.side(
+        0, failed("timeout")
+    )  # eager mode stays whatever becomes of a repeat of it
     seen = found(run)
     assert seen[EAGER].speedup.value == 1.0
     assert (seen[LITE].sets if LITE in seen else None) == sets
@@ -84,7 +95,9 @@ def test_what_failed_once_in_a_race_is_no_candidate_but_from_outside(
 
 def test_what_new_weights_cost_counts() -> None:
     run = Run("forward_exploration")
-    frozen = run.search(FROZEN, 2.0, refresh_s=0.05, calls_per_update=100)  # of calls of 1 ms
+    frozen = run.search(
+        FROZEN, 2.0, refresh_s=0.05, calls_per_update=100
+    )  # of calls of 1 ms
     run.search(LITE, 1.2)
     for _ in ("searched", "raced"):
         seen = found(run)
@@ -93,7 +106,9 @@ def test_what_new_weights_cost_counts() -> None:
         run.race(frozen, 2.0, 2.0, 2.0)  # where no side is asked for it
 
 
-def test_where_nobody_knows_how_often_weights_change_constants_are_not_recommended() -> None:
+def test_where_nobody_knows_how_often_weights_change_constants_are_not_recommended() -> (
+    None
+):
     run = Run("forward_exploration")
     run.search(FROZEN, 2.0, refresh_s=0.05)
     assert not found(run)[FROZEN].keeps(Limits())
@@ -110,7 +125,9 @@ def test_a_setting_elsewhere_is_compared_with_eager_here() -> None:
     assert seen[EAGER].speedup.value == 1.0
     elsewhere = seen[CompileConfig("eager", environment="new")]
     assert elsewhere.speedup.value == pytest.approx(1.25, rel=0.01)
-    assert seen[CompileConfig(environment="new")].speedup.value == pytest.approx(1.5, rel=0.01)
+    assert seen[CompileConfig(environment="new")].speedup.value == pytest.approx(
+        1.5, rel=0.01
+    )
 
 
 def test_in_a_race_by_the_eager_times_of_the_same_set() -> None:
@@ -124,7 +141,9 @@ def test_in_a_race_by_the_eager_times_of_the_same_set() -> None:
         run.side(here, measured(1.2, eager_s=slower * 1e-3), race=number)
         run.side(there, measured(1.2, eager_s=slower * 0.8e-3), race=number)
     c = found(run)[CompileConfig(environment="new")]
-    assert [math.exp(log) for log in c.logs.values()] == pytest.approx([1.5] * 3, rel=0.01)
+    assert [math.exp(log) for log in c.logs.values()] == pytest.approx(
+        [1.5] * 3, rel=0.01
+    )
 
 
 def test_a_limit_is_not_kept_where_the_figure_is_not_known() -> None:
@@ -162,10 +181,14 @@ def test_only_the_reference_work_tells_a_slow_set(
     run.side(lite, measured(1.9), race=9)  # its value is far from the others
     c = found(run)[LITE]
     assert set(c.logs) == set(c.blocks) == {*range(1, len(seconds) + 1), 9} - slow
-    assert (c.sets, c.slow_sets) == (len(c.logs), len(slow)), "the count is that of what was used"
+    assert (c.sets, c.slow_sets) == (len(c.logs), len(slow)), (
+        "the count is that of what was used"
+    )
 
 
-def test_where_both_sides_waver_different_processes_are_compared_by_their_speedups() -> None:
+def test_where_both_sides_waver_different_processes_are_compared_by_their_speedups() -> (
+    None
+):
     run = Run()
     lite = run.search(LITE, 1.3)
     for number, slower in enumerate([1.0, 1.2, 1.4], 1):
@@ -222,7 +245,9 @@ def test_what_is_reported_is_wider_than_what_decides_and_eager_is_exactly_1() ->
     assert (eager.reported.low, eager.reported.high) == (1.0, 1.0)
 
 
-def test_a_limit_of_latency_is_of_a_call_alone_where_calls_are_timed_in_a_loop() -> None:
+def test_a_limit_of_latency_is_of_a_call_alone_where_calls_are_timed_in_a_loop() -> (
+    None
+):
     run = Run()
     run.search(LITE, 1.5)
     (record,) = [r for r in run.records if r.config == LITE]
@@ -237,7 +262,9 @@ def test_limits_of_a_workload_are_of_its_calls_and_not_of_a_pass() -> None:
     shapes = [CallKind("8", 18, 5e-5, 4e-5), CallKind("64", 2, 2e-4, 1e-4)]
     number = run.search(LITE, 1.5, kinds=[vars(kind) for kind in shapes])
     c = found(run)[LITE]
-    assert c.keeps(Limits(latency_s=1.01e-4)), "the slowest shape, where a pass takes 0.67 ms"
+    assert c.keeps(Limits(latency_s=1.01e-4)), (
+        "the slowest shape, where a pass takes 0.67 ms"
+    )
     assert not c.keeps(Limits(latency_s=0.99e-4))
     assert c.keeps(Limits(percentiles={"p50": 4.1e-5, "p99": 1.01e-4}))
     assert not c.keeps(Limits(percentiles={"p50": 4.1e-5, "p99": 0.99e-4}))
@@ -245,14 +272,18 @@ def test_limits_of_a_workload_are_of_its_calls_and_not_of_a_pass() -> None:
     # What was timed is what the race confirmed; what was not is of the search.
     run.race(number, 1.5, 1.5, 1.5)
     run.records = [
-        dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, percent=95))
+        dataclasses.replace(
+            r, measurement=dataclasses.replace(r.measurement, percent=95)
+        )
         for r in run.records
         if r.measurement
     ]
     c = found(run)[LITE]
     assert not c.keeps(Limits(percentiles={"p95": 0.66e-3}))
     assert c.keeps(Limits(percentiles={"p95": 0.67e-3, "p99": 1.01e-4}))
-    assert c.eager_throughput == pytest.approx(1 / 1e-3), "of calls, as samples have no percentile"
+    assert c.eager_throughput == pytest.approx(1 / 1e-3), (
+        "of calls, as samples have no percentile"
+    )
 
 
 @pytest.mark.parametrize("calls", [1, 20])
@@ -260,4 +291,6 @@ def test_new_weights_come_after_so_many_calls_and_not_passes(calls: int) -> None
     run = Run()
     kinds = [vars(CallKind("8", calls, 5e-5, 4e-5))]
     run.search(FROZEN, 2.0, kinds=kinds, refresh_s=1e-2, calls_per_update=100)
-    assert found(run)[FROZEN].call_s == pytest.approx(0.5e-3 + calls * 1e-2 / 100, rel=0.01)
+    assert found(run)[FROZEN].call_s == pytest.approx(
+        0.5e-3 + calls * 1e-2 / 100, rel=0.01
+    )

@@ -45,11 +45,15 @@ def test_each_batch_size_is_decided_by_itself() -> None:
     large.search(LITE, 0.8)
     moved = [dataclasses.replace(r, number=r.number + 10) for r in large.records]
     found = decide_all([*small.records, *moved])
-    assert {size: d.best.record.config for size, d in found.items()} == {1: LITE, 16: EAGER}
+    assert {size: d.best.record.config for size, d in found.items()} == {
+        1: LITE,
+        16: EAGER,
+    }
 
 
 @pytest.mark.parametrize(
-    ("speedup", "noise", "faster"), [(1.2, 0.002, True), (1.008, 0.0, False), (1.2, 0.4, False)]
+    ("speedup", "noise", "faster"),
+    [(1.2, 0.002, True), (1.008, 0.0, False), (1.2, 0.4, False)],
 )
 def test_faster_is_more_than_1_percent_and_by_the_whole_interval(
     speedup: float, noise: float, faster: bool
@@ -74,7 +78,11 @@ def test_a_sure_gain_is_not_lost_to_a_leader_that_is_not_sure() -> None:
 
 @pytest.mark.parametrize(
     ("default_s", "other_s", "wins"),
-    [(1.0, 1.0, DEFAULT_INDUCTOR), (1.0, 0.7, DEFAULT_INDUCTOR), (9.0, 1.0, CHANNELS_LAST)],
+    [
+        (1.0, 1.0, DEFAULT_INDUCTOR),
+        (1.0, 0.7, DEFAULT_INDUCTOR),
+        (9.0, 1.0, CHANNELS_LAST),
+    ],
 )
 def test_within_1_percent_the_cheapest_to_compile_and_then_the_plainest_wins(
     default_s: float, other_s: float, wins: CompileConfig
@@ -110,7 +118,9 @@ def test_what_was_raced_goes_before_what_was_only_searched() -> None:
     assert [c.record.config for c in finalists(decision)] == [LITE, MAX]
 
 
-@pytest.mark.parametrize(("speedup", "out"), [(1.3, False), (1.28, False), (1.15, True)])
+@pytest.mark.parametrize(
+    ("speedup", "out"), [(1.3, False), (1.28, False), (1.15, True)]
+)
 def test_out_is_who_is_slower_by_more_than_the_zone_with_95_percent(
     speedup: float, out: bool
 ) -> None:
@@ -201,7 +211,14 @@ def test_eager_of_another_environment_is_a_setting_like_any_other() -> None:
 def test_finalists_are_those_that_may_be_best_and_the_default_beside_them() -> None:
     run = Run()
     run.plain(1.0)
-    modes = ["lite", "max-autotune", "reduce-overhead", "max-autotune-no-cudagraphs", "x", "y"]
+    modes = [
+        "lite",
+        "max-autotune",
+        "reduce-overhead",
+        "max-autotune-no-cudagraphs",
+        "x",
+        "y",
+    ]
     for i, mode in enumerate(modes):
         run.search(CompileConfig(mode=mode), 1.30 - 0.002 * i)
     run.search(CompileConfig(dynamic=True), 1.1)  # surely slower than the leader
@@ -221,7 +238,9 @@ def test_what_leads_is_raced_beside_the_best_of_its_parts() -> None:
     assert [c.record.config for c in finalists(decided(run))][-1] == graphs
     run.race(0, 1.0)
     run.race(1, 1.5)
-    assert graphs not in [c.record.config for c in finalists(decided(run))], "one part is enough"
+    assert graphs not in [c.record.config for c in finalists(decided(run))], (
+        "one part is enough"
+    )
 
 
 def test_the_default_is_raced_no_longer_than_it_takes_to_compare_with_it() -> None:
@@ -239,7 +258,9 @@ def test_where_only_eager_can_be_best_nobody_is_raced() -> None:
     assert finalists(decided(run)) == []
 
 
-def test_eager_is_compared_by_the_sets_alone_whatever_its_trial_of_the_search_saw() -> None:
+def test_eager_is_compared_by_the_sets_alone_whatever_its_trial_of_the_search_saw() -> (
+    None
+):
     """Both sides vary, and the one search trial of eager was in another state of the host."""
     for in_search_s, speedup, is_faster in ((2e-3, 0.95, False), (0.5e-3, 1.1, True)):
         run = Run()
@@ -247,7 +268,9 @@ def test_eager_is_compared_by_the_sets_alone_whatever_its_trial_of_the_search_sa
         run.search(EAGER, 1.0, eager_s=in_search_s)
         lite = run.search(LITE, speedup)
         for number, wobble in enumerate((0.99, 1.0, 1.01), 1):
-            run.side(lite, measured(speedup * wobble, eager_s=1e-3 * wobble), race=number)
+            run.side(
+                lite, measured(speedup * wobble, eager_s=1e-3 * wobble), race=number
+            )
         assert decided(run).is_faster is is_faster
 
 
@@ -304,7 +327,9 @@ def test_a_longer_program_pays_for_a_longer_compile(passes: float) -> None:
     run.search(LITE, 1.25, compile_s=0.2)
     run.search(MAX, 2.0, compile_s=3.2)
     run.plain(1.9, compile_s=30.0)  # never the best
-    run.search(CHANNELS_LAST, 1.24, compile_s=0.1)  # half as long to compile, and as fast
+    run.search(
+        CHANNELS_LAST, 1.24, compile_s=0.1
+    )  # half as long to compile, and as fast
     run.records = [dataclasses.replace(r, horizon=passes) for r in run.records]
     found = as_calls_grow(candidates(run.records), Limits(), passes)
     assert [(c.record.config, round(n)) for c, n in found] == [
@@ -319,4 +344,6 @@ def test_a_longer_program_pays_for_a_longer_compile(passes: float) -> None:
 def test_where_nothing_is_faster_eager_mode_stays_for_any_number_of_calls() -> None:
     run = Run()
     run.search(LITE, 1.01)
-    assert [n for _, n in as_calls_grow(candidates(run.records), Limits(), 1e6)] == [0.0]
+    assert [n for _, n in as_calls_grow(candidates(run.records), Limits(), 1e6)] == [
+        0.0
+    ]

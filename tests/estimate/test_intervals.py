@@ -28,7 +28,9 @@ def test_the_interval_covers_the_truth_about_95_times_in_100(count: int) -> None
     assert 0.92 <= hits / 600 <= 0.99
 
 
-@pytest.mark.parametrize(("count", "below"), [(6, 0), (8, 0), (12, 2), (20, 5), (24, 6), (40, 13)])
+@pytest.mark.parametrize(
+    ("count", "below"), [(6, 0), (8, 0), (12, 2), (20, 5), (24, 6), (40, 13)]
+)
 def test_the_ends_are_those_of_the_exact_sign_test(count: int, below: int) -> None:
     def outside(ends: int) -> float:
         return 2 * sum(math.comb(count, k) for k in range(ends + 1)) / 2**count
@@ -60,8 +62,12 @@ def test_correlated_rounds_widen_the_interval() -> None:
     assert wide.high - wide.low > narrow.high - narrow.low
 
 
-@pytest.mark.parametrize(("eager", "compiled"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0])])
-def test_times_that_are_none_are_refused(eager: list[float], compiled: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("eager", "compiled"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0])]
+)
+def test_times_that_are_none_are_refused(
+    eager: list[float], compiled: list[float]
+) -> None:
     with pytest.raises(ValueError, match="block"):
         speedup(eager, compiled)
     with pytest.raises(ValueError, match="finite"):
@@ -85,7 +91,9 @@ def covered(spread: float, count: int, times: int = 800) -> float:
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6])
-def test_processes_that_differ_by_half_to_three_percent_cover_the_truth(count: int) -> None:
+def test_processes_that_differ_by_half_to_three_percent_cover_the_truth(
+    count: int,
+) -> None:
     """Each setting has a spread of its own, and which is not known."""
     assert covered(0.0, count) >= 0.92
     for spread in (0.005, 0.01, 0.015):
@@ -102,7 +110,9 @@ def test_processes_that_agree_by_chance_are_not_taken_at_their_word() -> None:
 
 
 def test_processes_that_disagree_widen_the_estimate() -> None:
-    tight, apart = (over_sets(np.log(v).tolist()) for v in ([1.19, 1.20, 1.21], [1.0, 1.2, 1.44]))
+    tight, apart = (
+        over_sets(np.log(v).tolist()) for v in ([1.19, 1.20, 1.21], [1.0, 1.2, 1.44])
+    )
     assert tight.value == pytest.approx(1.2, rel=1e-3)
     assert apart.value == pytest.approx(1.2)
     assert apart.half_width > 5 * tight.half_width
@@ -150,7 +160,9 @@ def test_the_ratio_of_two_estimates_adds_their_errors() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.005, 0.01, 0.015])
-def test_runs_of_the_same_setting_that_are_minutes_apart_cover_the_truth(apart: float) -> None:
+def test_runs_of_the_same_setting_that_are_minutes_apart_cover_the_truth(
+    apart: float,
+) -> None:
     noise = np.random.default_rng(5)
     hits = {"this run": 0, "other runs": 0}
     for _ in range(800):
@@ -171,9 +183,12 @@ def test_no_number_of_processes_makes_one_run_speak_for_others_exactly() -> None
 
 
 @pytest.mark.parametrize(
-    ("percent", "seconds"), [(50, 2.0), (60, 2.0), (61, 3.0), (95, 3.0), (96, 9.0), (100, 9.0)]
+    ("percent", "seconds"),
+    [(50, 2.0), (60, 2.0), (61, 3.0), (95, 3.0), (96, 9.0), (100, 9.0)],
 )
-def test_a_percentile_counts_each_kind_as_often_as_it_comes(percent: int, seconds: float) -> None:
+def test_a_percentile_counts_each_kind_as_often_as_it_comes(
+    percent: int, seconds: float
+) -> None:
     times = [(9.0, 1), (2.0, 10), (3.0, 7), (1.0, 2)]
     assert percentile(times, percent) == seconds
     single = [s for s, calls in times for _ in range(calls)]

@@ -46,7 +46,9 @@ class Room:
         self.timing: int | None = None
         self.granted: list[int] = []
         self.is_quiet = True
-        self.exclusive = Exclusive(self.hold, self.release, self.grant, lambda: self.is_quiet)
+        self.exclusive = Exclusive(
+            self.hold, self.release, self.grant, lambda: self.is_quiet
+        )
 
     def hold(self, numbers: list[int]) -> None:
         assert not self.held & set(numbers)
@@ -58,7 +60,9 @@ class Room:
 
     def grant(self, number: int) -> None:
         assert self.timing in (None, number)
-        assert self.held == self.present - {number}, "somebody moves while another is timed"
+        assert self.held == self.present - {number}, (
+            "somebody moves while another is timed"
+        )
         self.timing = number
         self.granted.append(number)
 
@@ -88,7 +92,11 @@ def test_while_one_is_timed_all_others_stand_still() -> None:
     room = Room()
     for number in (1, 2, 3):
         room.enter(number)
-    for number in (2, 3, 2):  # of two processes of one trial the second would wait for ever
+    for number in (
+        2,
+        3,
+        2,
+    ):  # of two processes of one trial the second would wait for ever
         room.ask(number)
     assert room.exclusive.taken
     room.give_back()
@@ -105,7 +113,9 @@ def test_whatever_happens_nobody_is_forgotten_and_nobody_runs_beside_a_timing() 
             action = rng.choice(["enter", "ask", "give_back", "leave", "quiet"])
             if action == "enter" and not room.exclusive.taken:
                 room.enter(next_number)
-            elif action == "ask" and (able := sorted(room.present - room.held - room.asked)):
+            elif action == "ask" and (
+                able := sorted(room.present - room.held - room.asked)
+            ):
                 room.ask(rng.choice(able))
             elif action == "give_back" and room.timing is not None:
                 room.give_back()
@@ -192,7 +202,12 @@ FAILED = {"outcome": "compile_error", "step": "compile", "message": "g++ died"}
             "timeout",
             "took more than 9 s, in f (m.py:7)",
         ),
-        ({"code": -9, "killed_for": "interrupted"}, True, "interrupted", "stopped before"),
+        (
+            {"code": -9, "killed_for": "interrupted"},
+            True,
+            "interrupted",
+            "stopped before",
+        ),
         # a compile worker was killed, and the trial could only say that its compile failed
         ({"result": FAILED, "code": 0}, True, "out_of_memory", "g++ died"),
         # a result that has arrived is final
@@ -209,12 +224,15 @@ def test_what_was_seen_has_a_name(
 
 
 @pytest.mark.parametrize(
-    ("garbage", "outcome"), [("no JSON", Outcome.CRASHED), (None, Outcome.OUT_OF_MEMORY)]
+    ("garbage", "outcome"),
+    [("no JSON", Outcome.CRASHED), (None, Outcome.OUT_OF_MEMORY)],
 )
 def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
     monkeypatch: pytest.MonkeyPatch, garbage: str | None, outcome: Outcome
 ) -> None:
-    monkeypatch.setattr(ending, "oom_kills", lambda: 1)  # a neighbour was killed for memory
+    monkeypatch.setattr(
+        ending, "oom_kills", lambda: 1
+    )  # a neighbour was killed for memory
     assert ending.ending_of(ended(code=-9, garbage=garbage)).outcome is outcome
 
 
@@ -245,7 +263,9 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
             "/proc/self/mounts": f"cgroup {mount} {kind} {flags} 0 0",
         }
         read_text = Path.read_text
-        monkeypatch.setattr(Path, "read_text", lambda p: ours.get(str(p)) or read_text(p))
+        monkeypatch.setattr(
+            Path, "read_text", lambda p: ours.get(str(p)) or read_text(p)
+        )
         return mount / own
 
     return make
@@ -283,12 +303,16 @@ def states(pids: Iterable[int]) -> set[str]:
     found = set()
     for pid in pids:
         with contextlib.suppress(FileNotFoundError):
-            found.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+            found.add(
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            )
     return found
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60  # one that is in the kernel stops when it comes out
+    deadline = (
+        time.monotonic() + 60
+    )  # one that is in the kernel stops when it comes out
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -416,7 +440,9 @@ def steps(events: list[Event]) -> list[Stepped]:
 def test_both_ways_to_start_a_trial_give_the_same(
     isolation: str, bench: Bench, tmp_path: Path
 ) -> None:
-    starts = bench if isolation == "fork" else Bench(tmp_path, isolation="spawn", jobs=1)
+    starts = (
+        bench if isolation == "fork" else Bench(tmp_path, isolation="spawn", jobs=1)
+    )
     before = time.time()
     with starts.recorded() as events:
         ending = starts.run(TARGETS / "plain.py", "aot_eager")
@@ -425,7 +451,9 @@ def test_both_ways_to_start_a_trial_give_the_same(
     assert ending.outcome is Outcome.OK, ending.message
     (_, begin, _), (_, _, end) = ending.spans[0], ending.spans[-1]
     assert before - 0.1 < begin < end < time.time() + 0.1
-    assert sum(b - a for _, a, b in ending.spans) == pytest.approx(ending.wall_s, abs=1e-3)
+    assert sum(b - a for _, a, b in ending.spans) == pytest.approx(
+        ending.wall_s, abs=1e-3
+    )
     assert [e.step.value for e in steps(events)] == [
         "import", "build", "eager", "compile", "verify", "measure", "verify",
     ]  # fmt: skip
@@ -433,7 +461,9 @@ def test_both_ways_to_start_a_trial_give_the_same(
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
-def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path: Path) -> None:
+def test_trials_compile_side_by_side_and_are_timed_alone(
+    bench: Bench, tmp_path: Path
+) -> None:
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("compile 0")
     with bench.recorded() as events:
@@ -454,7 +484,9 @@ def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path:
     assert found[-1].pauses, "it was compiling while the others were timed"
     timed = [(a, b) for e in found[:2] for step, a, b in e.spans if step == "measure"]
     assert timed
-    assert not [1 for a, b in timed for _, c, d in found[-1].spans if max(a, c) < min(b, d)]
+    assert not [
+        1 for a, b in timed for _, c, d in found[-1].spans if max(a, c) < min(b, d)
+    ]
 
 
 MEASURED = {"measurement": {"eager_s": [1.0], "compiled_s": [1.0]}}
@@ -479,7 +511,9 @@ def test_a_record_says_when_its_process_worked_those_of_a_first_try_too() -> Non
 
 def test_a_trial_that_cannot_begin_is_an_ending(tmp_path: Path) -> None:
     executor = LocalExecutor(isolation="spawn", jobs=1)
-    executor.start(Job(3, tmp_path, 60.0, memory_limit_bytes=2**30, python="/nowhere/python"))
+    executor.start(
+        Job(3, tmp_path, 60.0, memory_limit_bytes=2**30, python="/nowhere/python")
+    )
     (event,) = executor.wait(1.0)
     assert isinstance(event, Ended) and event.ending.outcome is Outcome.INFRASTRUCTURE
     assert "cannot be started: No such file" in event.ending.message
@@ -492,7 +526,9 @@ def test_the_parent_sleeps_while_a_trial_works(
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("build 0")
     looks: list[Any] = []
-    monkeypatch.setattr(local, "tree_memory_bytes", lambda roots: looks.append(roots) or {})
+    monkeypatch.setattr(
+        local, "tree_memory_bytes", lambda roots: looks.append(roots) or {}
+    )
     monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
     executor, wakings = bench.executor, list[Any]()
     select = executor._selector.select

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.timeout(900)  # the study of all of them, on a slow mac
 
 
 def trial(result: autocompile.Result, backend: str) -> Record:
-    return next(r for r in result.trials if r.config.backend == backend and r.role == "search")
+    return next(
+        r for r in result.trials if r.config.backend == backend and r.role == "search"
+    )
 
 
 # --- one study over backends that go wrong by themselves ----------------------------------------
@@ -37,7 +39,9 @@ def faulty(_warm: None, tmp_path_factory: pytest.TempPathFactory) -> autocompile
     def soon_over(self: JobFactory, request: Request, *args: Any, **more: Any) -> Job:
         if isinstance(request, TrialRequest):
             request = dataclasses.replace(request, limits=SHORT)
-        return dataclasses.replace(job(self, request, *args, **more), compile_timeout_s=5.0)
+        return dataclasses.replace(
+            job(self, request, *args, **more), compile_timeout_s=5.0
+        )
 
     backends = (
         "honest zeros nan slightly_off remembers stale raises needs_a_package segfaults leaves "
@@ -112,11 +116,18 @@ def test_a_wrong_setting_is_never_best_and_nothing_of_it_is_alive(
 
 def test_failures_are_grouped_in_the_report(faulty: autocompile.Result) -> None:
     groups = faulty.to_dict()["phases"]["forward"]["failures"]
-    assert {g["outcome"] for g in groups} >= {"crashed", "timeout", "wrong_output", "unsupported"}
+    assert {g["outcome"] for g in groups} >= {
+        "crashed",
+        "timeout",
+        "wrong_output",
+        "unsupported",
+    }
     assert all(g["count"] == len(g["numbers"]) for g in groups)
 
 
-def test_a_study_of_faults_is_resumed_without_repeating_any(faulty: autocompile.Result) -> None:
+def test_a_study_of_faults_is_resumed_without_repeating_any(
+    faulty: autocompile.Result,
+) -> None:
     run = Path(faulty.run_dir)
     before = {p: p.read_bytes() for p in run.glob("trials/*/result.json")}
     again = autocompile.tune(TARGETS / "faulty_backends.py", run_dir=run, resume=True)
@@ -155,10 +166,13 @@ def test_a_forked_trial_that_crashes_is_tried_again_in_a_fresh_interpreter(
     )
     record = trial(result, "segfaults")
     assert (record.outcome, record.step.value) == (Outcome.CRASHED, "compile")
-    assert [job.fresh for job in executor.started if job.number == record.number] == [False, True]
-    assert any("the first ended with crashed in compile" in note for note in record.notes), (
-        record.notes
-    )
+    assert [job.fresh for job in executor.started if job.number == record.number] == [
+        False,
+        True,
+    ]
+    assert any(
+        "the first ended with crashed in compile" in note for note in record.notes
+    ), record.notes
     logs = tmp_path / f"run/trials/{record.number:04d}"
     assert {p.name for p in logs.glob("log*.txt")} == {"log.txt", "log.first.txt"}
 
@@ -189,10 +203,14 @@ def test_a_trial_that_harms_its_own_processes_harms_nobody_else(
     assert words in ending.message
     if backend in ("segfaults_in_a_thread", "kills_itself", "kills_its_supervisor"):
         assert "forked" in ending.doubts, "forking may have caused such a death"
-    assert_nothing_left("AUTOCOMPILE_TRIAL=")  # that the next one works the next test shows
+    assert_nothing_left(
+        "AUTOCOMPILE_TRIAL="
+    )  # that the next one works the next test shows
 
 
-def test_after_all_of_them_a_trial_works_beside_a_busy_neighbour_too(bench: Bench) -> None:
+def test_after_all_of_them_a_trial_works_beside_a_busy_neighbour_too(
+    bench: Bench,
+) -> None:
     ending = bench.run(PROCESSES, "shares_its_core")
     assert ending.outcome is Outcome.OK, ending.message
     assert ending.payload["reference_s"] > 0
@@ -231,7 +249,9 @@ def test_a_hang_ends_at_its_deadline_and_says_where_it_was(
     side_by_side: tuple[dict[str, Ending], float], backend: str, place: str
 ) -> None:
     ending = side_by_side[0][backend]
-    assert (ending.outcome.value, ending.step.value) == ("timeout", "compile"), ending.message
+    assert (ending.outcome.value, ending.step.value) == ("timeout", "compile"), (
+        ending.message
+    )
     assert ending.message.startswith("still in compile after 4 s, ")
     assert place in ending.message
     assert set(ending.doubts) == {"forked", "beside other trials"}
@@ -289,7 +309,10 @@ def spawned(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "outcome", "step", "words"),
-    [*PROCESS_FAULTS, *((name, "timeout", "compile", place) for name, place in HANGS.items())],
+    [
+        *PROCESS_FAULTS,
+        *((name, "timeout", "compile", place) for name, place in HANGS.items()),
+    ],
 )
 def test_faults_are_the_same_where_each_trial_has_an_interpreter_of_its_own(
     spawned: autocompile.Result, backend: str, outcome: str, step: str, words: str
@@ -331,8 +354,12 @@ def test_what_fails_after_the_measurement_does_not_lose_it(
 ) -> None:
     target = tmp_path / "model.py"
     target.write_text(AFTERWARDS.format(code=code))
-    ending = bench.run(target, "aot_eager", **({"timeout_s": 15.0} if "sleep" in code else {}))
+    ending = bench.run(
+        target, "aot_eager", **({"timeout_s": 15.0} if "sleep" in code else {})
+    )
     assert ending.outcome is Outcome.OK, ending.message
     assert ending.payload["measurement"]["compiled_s"] and ending.payload["compile_s"]
-    (note,) = (note for note in ending.payload["notes"] if note.startswith("after its measure"))
+    (note,) = (
+        note for note in ending.payload["notes"] if note.startswith("after its measure")
+    )
     assert said in note

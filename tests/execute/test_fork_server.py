@@ -56,7 +56,9 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def serve(interpreter: Interpreter, selector: selectors.BaseSelector) -> Iterator[Callable]:
+def serve(
+    interpreter: Interpreter, selector: selectors.BaseSelector
+) -> Iterator[Callable]:
     """Starts a fork server that does what a program says."""
     made: list[ForkServer] = []
 
@@ -76,7 +78,9 @@ def until_ended(executor: LocalExecutor, number: int) -> tuple[Ending, list[Even
     while not any(isinstance(e, Ended) and e.number == number for e in events):
         assert time.monotonic() < deadline, events
         events += executor.wait(0.5)
-    return next(e.ending for e in events if isinstance(e, Ended) and e.number == number), events
+    return next(
+        e.ending for e in events if isinstance(e, Ended) and e.number == number
+    ), events
 
 
 def until_ready(one: ForkServer, selector: selectors.BaseSelector) -> None:
@@ -100,7 +104,9 @@ def test_deadlines_and_ctrl_c_are_kept_while_a_fork_server_starts(
     try:
         executor.start(job(1, tmp_path, silent, fresh=True))
         began = time.monotonic()
-        executor.start(job(2, tmp_path, silent))  # waits for a fork server that never answers
+        executor.start(
+            job(2, tmp_path, silent)
+        )  # waits for a fork server that never answers
         assert time.monotonic() - began < 30
         ending, events = until_ended(executor, 1)
         assert ending.outcome is Outcome.TIMEOUT
@@ -120,7 +126,11 @@ def test_deadlines_and_ctrl_c_are_kept_while_a_fork_server_starts(
         ("sys.exit('it broke')", 3, "the fork server exited: it broke"),
         (SILENT, 3, "the fork server has not answered for 0 s"),
         # What a sitecustomize of some monitoring tool does: a thread in every interpreter.
-        (f"{ANSWERS}say(refused='a thread runs in it: watcher')", 1, "runs in it: watcher"),
+        (
+            f"{ANSWERS}say(refused='a thread runs in it: watcher')",
+            1,
+            "runs in it: watcher",
+        ),
     ],
 )
 def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
@@ -135,13 +145,17 @@ def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
     monkeypatch.setattr(starter, "_PATIENCE_S", patience_s)
     log = tmp_path / "started"
     what = f"import sys; print(sys.argv[2], file=open({str(log)!r}, 'a'))\n"
-    python = interpreter(f"{what}if 'fork_server' not in sys.argv[2]: sys.exit()\n{source}")
+    python = interpreter(
+        f"{what}if 'fork_server' not in sys.argv[2]: sys.exit()\n{source}"
+    )
     told = []
     executor = LocalExecutor(jobs=1)
     try:
         for number in (1, 2):
             executor.start(job(number, tmp_path, python))
-            told += [e.text for e in until_ended(executor, number)[1] if isinstance(e, Told)]
+            told += [
+                e.text for e in until_ended(executor, number)[1] if isinstance(e, Told)
+            ]
     finally:
         executor.close()
     (said,) = told  # once is enough
@@ -246,7 +260,9 @@ def test_one_that_has_ended_wakes_nobody_again(
     assert not selector.get_map(), "the end of a socket would wake for ever"
 
 
-def test_a_fork_server_that_cannot_be_started_says_why(selector: selectors.BaseSelector) -> None:
+def test_a_fork_server_that_cannot_be_started_says_why(
+    selector: selectors.BaseSelector,
+) -> None:
     with pytest.raises(ForkServerError, match=r"cannot be started: .*No such file"):
         ForkServer("/nowhere/python", {}, selector)
     assert not selector.get_map()

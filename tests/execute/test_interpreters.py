@@ -30,7 +30,9 @@ from autocompile.space.space import SearchSpace, environments
 def other(tmp_path: Path) -> Path:
     """An environment of its own with the packages of this one, but without autocompile."""
     folder = tmp_path / "old-torch"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True
+    )
     (packages,) = folder.glob("lib/python*/site-packages")
     import numpy
     import torch
@@ -45,7 +47,9 @@ def other(tmp_path: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: Path) -> None:
+def test_an_environment_is_called_by_its_folder_or_by_its_given_name(
+    tmp_path: Path,
+) -> None:
     python = tmp_path / "ipex" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -56,7 +60,9 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: P
     text = tmp_path / "text"
     text.write_text("no program")
     for path in (tmp_path / "nowhere", text):
-        with pytest.raises(UsageError, match=r"there is no interpreter .*, or it may not be run"):
+        with pytest.raises(
+            UsageError, match=r"there is no interpreter .*, or it may not be run"
+        ):
             environments([str(path)])
     with pytest.raises(UsageError, match="two environments are called default"):
         environments([f"default={python}"])
@@ -69,7 +75,10 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: P
         ("exit 3", "cannot import torch: exit code 3"),
         ("sleep 1000", "did not import torch within 1 s"),
         ("echo $*", "is not a Python interpreter: it does not run what it is given"),
-        ("exec python3 -S -E -c 'import torch'", "lacks a package that trials need: No"),
+        (
+            "exec python3 -S -E -c 'import torch'",
+            "lacks a package that trials need: No",
+        ),
     ],
 )
 def test_an_interpreter_that_cannot_run_trials_is_named_and_gone(
@@ -90,14 +99,18 @@ def test_a_script_that_stays_between_is_told_to_make_way(tmp_path: Path) -> None
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
     python.chmod(0o755)
-    with pytest.raises(UsageError, match="starts Python as a process below it") as caught:
+    with pytest.raises(
+        UsageError, match="starts Python as a process below it"
+    ) as caught:
         demand_torch(str(python), 60.0)
     assert caught.value.hint == f'exec ... "$@" as the last line of {python}'
 
 
 def test_an_interpreter_may_greet(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "setting up an environment"\nexec {sys.executable} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\necho "setting up an environment"\nexec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     demand_torch(str(python), 60.0)
 
@@ -117,7 +130,10 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
         target,
         executor=FakeExecutor(script),
         space=SearchSpace(
-            backends=("inductor",), modes=("default",), batch_sizes=(4,), freezing=(False,)
+            backends=("inductor",),
+            modes=("default",),
+            batch_sizes=(4,),
+            freezing=(False,),
         ),
         effort="full",
         pythons=(f"old={sys.executable}",),
@@ -125,7 +141,9 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
     assert result.config["forward"] == CompileConfig()
     found = {c.record.config: c.speedup.value for c in candidates(result.trials)}
     assert found[EAGER] == 1.0
-    assert found[CompileConfig("eager", environment="old")] == pytest.approx(0.5, rel=0.01)
+    assert found[CompileConfig("eager", environment="old")] == pytest.approx(
+        0.5, rel=0.01
+    )
     assert found[CompileConfig(environment="old")] == pytest.approx(1.0, rel=0.01)
 
 
@@ -141,13 +159,19 @@ class Watched(FakeExecutor):
         if isinstance(request, TrialRequest):
             self.pythons.add((request.config.environment, job.python))
         if isinstance(request, RaceRequest):
-            self.pythons |= {(side.config.environment, job.python) for side in request.sides}
+            self.pythons |= {
+                (side.config.environment, job.python) for side in request.sides
+            }
         super().start(job)
 
 
-def test_settings_that_are_tried_again_run_under_their_own_interpreter(target: Path) -> None:
+def test_settings_that_are_tried_again_run_under_their_own_interpreter(
+    target: Path,
+) -> None:
     choice = Choice(CompileConfig(environment="old"), 4)
-    found = Tuned({"forward": (choice,)}, {}, interpreters={"old": sys.executable, "gone": "/no"})
+    found = Tuned(
+        {"forward": (choice,)}, {}, interpreters={"old": sys.executable, "gone": "/no"}
+    )
     executor = Watched()
     tune(target, executor=executor, only=found)
     assert executor.pythons == {("default", None), ("old", sys.executable)}
@@ -206,7 +230,9 @@ def test_another_interpreter_tries_its_own_settings(work: Path, other: Path) -> 
     )
     ran = {(r.config.environment, r.config.backend) for r in result.trials if r.ok}
     assert ran == {
-        (place, backend) for place in ("default", "old-torch") for backend in ("eager", "aot_eager")
+        (place, backend)
+        for place in ("default", "old-torch")
+        for backend in ("eager", "aot_eager")
     }
     seen = result.to_dict()["environments"]["old-torch"]
     assert seen["python_path"] == str(other)

@@ -54,7 +54,9 @@ def test_a_second_tune_says_who_is_at_work_and_leaves_nothing(
     with pytest.raises(RunError) as caught:
         autocompile.tune(target)
     said = caught.value.text()
-    who = rf"pid {holder.pid} since \d{{4}}-\d\d-\d\d \d\d:\d\d, run /work/runs/net-0001"
+    who = (
+        rf"pid {holder.pid} since \d{{4}}-\d\d-\d\d \d\d:\d\d, run /work/runs/net-0001"
+    )
     assert re.search(who, said) and "try: the same command with --wait" in said
     assert not Path("runs").exists()
 
@@ -68,7 +70,10 @@ def test_what_waits_tells_for_whom_and_goes_on_when_the_other_has_ended(
     with exclusive.held("me", told.append, wait=True) as waited_s:
         assert 0.5 < waited_s < 30
     (line,) = told
-    assert f"waiting for the autocompile that is at work on this machine: pid {holder.pid}" in line
+    assert (
+        f"waiting for the autocompile that is at work on this machine: pid {holder.pid}"
+        in line
+    )
 
 
 def test_a_dead_holder_blocks_nobody(holder: subprocess.Popen[str]) -> None:
@@ -103,7 +108,9 @@ def test_where_there_can_be_no_lock_it_says_so_and_goes_on(
     with exclusive.held("me", told.append):
         pass
     (line,) = told
-    assert line.startswith(f"cannot tell whether another autocompile is at work: {path}: ")
+    assert line.startswith(
+        f"cannot tell whether another autocompile is at work: {path}: "
+    )
     if make is link_there:
         assert (folder / "precious").read_text() == "mine"
 
@@ -124,14 +131,18 @@ def test_what_other_programs_use_is_counted_in_cores() -> None:
 
 
 def test_the_header_and_the_report_say_what_other_programs_use(
-    work: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., subprocess.CompletedProcess]
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: Callable[..., subprocess.CompletedProcess],
 ) -> None:
     (work / "net.py").write_text(
         "import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n"
         "def get_inputs(n): return torch.ones(n, 2)\n"
     )
     monkeypatch.setattr("autocompile.api.busy_cores", lambda: 1.2)
-    options = "--trials 1 --phase forward --batch-size 2 --backend aot_eager --budget 30s"
+    options = (
+        "--trials 1 --phase forward --batch-size 2 --backend aot_eager --budget 30s"
+    )
     done = typed("tune", "net.py", *options.split())
     assert "other programs use 1.2 of" in done.stderr.splitlines()[0]
     found = autocompile.load("last").environment

@@ -28,7 +28,9 @@ from autocompile.store.report import Report as TypedReport
 
 Report = dict[str, Any]
 
-SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
+SAMPLE = json.loads(
+    (Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8")
+)
 SCRIPTS = [name for name in FORMATS if name != "json"]
 STACKS = ["accelerate", "transformers", "lightning"]
 EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
@@ -112,7 +114,11 @@ def test_every_format_yields_text_for_a_result_and_leaves_the_report_as_it_was(
     else:
         compile(text, to, "exec")
         assert "import autocompile" not in text and "report_to" not in text
-    reads = {"lightning": "TunedCallback", "transformers": "TunedCallback", "rllib": "tuned.json"}
+    reads = {
+        "lightning": "TunedCallback",
+        "transformers": "TunedCallback",
+        "rllib": "tuned.json",
+    }
     used = reads.get(to, "max-autotune")
     assert (used in text) == (verdict == "faster")
 
@@ -129,7 +135,9 @@ def test_every_format_refuses_a_report_of_nothing(
             export(report, to)
 
 
-def test_an_unknown_format_is_a_usage_error_that_names_those_that_are_known(rl: Report) -> None:
+def test_an_unknown_format_is_a_usage_error_that_names_those_that_are_known(
+    rl: Report,
+) -> None:
     with pytest.raises(UsageError, match="unknown export format 'rlib'") as caught:
         export(rl, "rlib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
@@ -152,7 +160,9 @@ def test_scripts_are_formatted_as_a_formatter_would(
         if phase["verdict"] == "faster":
             phase["best"]["config"].update(change)
     command = [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", "-"]
-    done = subprocess.run(command, input=export(report, to), capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=export(report, to), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -179,7 +189,9 @@ def test_text_from_a_report_never_becomes_code(
             if phase["verdict"] == "faster":
                 phase["best"]["config"]["environment"] = name
         text += export(dirty, to)
-        shapes.append([type(node).__name__ for node in ast.parse(export(dirty, to)).body])
+        shapes.append(
+            [type(node).__name__ for node in ast.parse(export(dirty, to)).body]
+        )
     assert shapes[0] == shapes[1]
     assert text.isascii()
 
@@ -220,7 +232,9 @@ def words_of_code(text: str) -> set[str]:
     """
     found = set()
     for node in ast.walk(ast.parse(text)):
-        is_optimizer = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.optim"
+        is_optimizer = (
+            isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.optim"
+        )
         for field in ("id", "attr", "name", "asname", "module"):
             name = None if is_optimizer else getattr(node, field, None)
             found |= set(name.split(".")) if isinstance(name, str) else set()
@@ -228,13 +242,17 @@ def words_of_code(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
-def test_no_value_and_no_name_in_a_report_becomes_code(to: str, rl: Report, plain: Report) -> None:
+def test_no_value_and_no_name_in_a_report_becomes_code(
+    to: str, rl: Report, plain: Report
+) -> None:
     stepped = with_fused_step(copy.deepcopy(plain))
     frozen = copy.deepcopy(plain)
     change_config(frozen, "forward", freezing=True)
     accepted = 0
     for report in (rl, plain, stepped, frozen):
-        for place in leaves({key: report[key] for key in ("target", "phases", "environment")}):
+        for place in leaves(
+            {key: report[key] for key in ("target", "phases", "environment")}
+        ):
             if "trials" in place:
                 continue
             for text, is_key in itertools.product(CODE, (False, True)):
@@ -250,7 +268,11 @@ def test_no_value_and_no_name_in_a_report_becomes_code(to: str, rl: Report, plai
 def test_option_values_survive_as_they_are(to: str, value: Any, plain: Report) -> None:
     change_config(plain, "forward", mode="default", options={"key": value})
     calls = [node for node in ast.walk(ast.parse(export(plain, to)))]
-    given = [node for node in calls if isinstance(node, ast.keyword) and node.arg == "options"]
+    given = [
+        node
+        for node in calls
+        if isinstance(node, ast.keyword) and node.arg == "options"
+    ]
     assert [ast.literal_eval(node.value) for node in given] == [{"key": value}]
 
 
@@ -294,20 +316,26 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
 ) -> None:
     report = with_fused_step(plain, **{"class": None, "arguments": None})
     change = "for group in optimizer.param_groups:\n    group.update(foreach=False, fused=True)"
-    assert change in export(report, "python") and "torch.optim" not in export(report, "python")
+    assert change in export(report, "python") and "torch.optim" not in export(
+        report, "python"
+    )
     assert use_line(report) == "autocompile export last --to python"
     for name in ("Adam(); import os", "", "a.b"):
         report["target"]["optimizer"] = {**OPTIMIZER, "class": name}
         assert "torch.optim" not in export(report, "python")
 
 
-def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(rl: Report, plain: Report) -> None:
+def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(
+    rl: Report, plain: Report
+) -> None:
     own = {**EAGER, "memory_format": "channels_last"}
     rl["phases"]["forward_exploration"]["best"]["config"] = own
     plain["phases"]["forward"]["best"]["config"] = own
     assert "_forward" not in export(rl, "python").replace('"forward', "")
     assert "torch.compile(" not in export(plain, "python")
-    assert "model = model.to(memory_format=torch.channels_last)" in export(plain, "python")
+    assert "model = model.to(memory_format=torch.channels_last)" in export(
+        plain, "python"
+    )
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
@@ -333,8 +361,12 @@ def _comments(text: str) -> list[str]:
     return [t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT]
 
 
-@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
-def test_python_imports_the_package_of_each_backend_that_has_one(name: str, plain: Report) -> None:
+@pytest.mark.parametrize(
+    "name", [n for n, known in BACKENDS.items() if known.registered_by]
+)
+def test_python_imports_the_package_of_each_backend_that_has_one(
+    name: str, plain: Report
+) -> None:
     change_config(plain, "forward", backend=name, mode="default")
     assert f"import {BACKENDS[name].registered_by}  #" in export(plain, "python")
 
@@ -343,8 +375,12 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
     for change in ({"scope": "regional"}, {"scope": "full", "freezing": True}):
         change_config(plain, "forward", **change)
         text = export(plain, "python")
-        assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
-        assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
+        assert (
+            "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
+        )
+        assert text.endswith(
+            'autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n'
+        )
     for to in STACKS:
         with pytest.raises(ExportError, match="computes no gradients"):
             export(plain, to)
@@ -353,10 +389,17 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
 def test_marks_and_sizes_are_lines_of_ours_and_a_comment_says_what_plain_torch_does(
     plain: Report,
 ) -> None:
-    change_config(plain, "forward", mark_dynamic=[["ids", 1, 9, 256], ["mask", 1, 9, 256]])
+    change_config(
+        plain, "forward", mark_dynamic=[["ids", 1, 9, 256], ["mask", 1, 9, 256]]
+    )
     text = export(plain, "python")
-    assert "\n# before calls: torch._dynamo.mark_dynamic(mask, 1, min=9, max=256)\n" in text
-    assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
+    assert (
+        "\n# before calls: torch._dynamo.mark_dynamic(mask, 1, min=9, max=256)\n"
+        in text
+    )
+    assert text.endswith(
+        'autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n'
+    )
     sizes = {"dynamic": False, "buckets": ["ids", 1, [16, 32], True]}
     change_config(plain, "forward", mark_dynamic=[[0, 1, 9, 256]], **sizes)
     text = export(plain, "python")
@@ -371,7 +414,10 @@ def test_marks_and_sizes_are_lines_of_ours_and_a_comment_says_what_plain_torch_d
     ("torch", "said"),
     [
         ("2.13.0+cpu", "dynamic=False, recompile_limit=32, isolate_recompiles=True)\n"),
-        ("2.11.0", 'autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n'),
+        (
+            "2.11.0",
+            'autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n',
+        ),
     ],
 )
 def test_a_limit_is_of_its_own_compile_where_torch_knows_that(
@@ -403,7 +449,9 @@ def test_model_stacks_fall_back_to_the_training_step(to: str, plain: Report) -> 
     plain["phases"]["forward"].update(verdict="failed", best=None)
     text = export(plain, to)
     assert "# train_step: 1.41x" in text
-    assert "compiles the forward pass and its backward only" in " ".join(_comments(text))
+    assert "compiles the forward pass and its backward only" in " ".join(
+        _comments(text)
+    )
 
 
 def test_rllib_reads_the_settings_of_every_batch_size(rl: Report) -> None:
@@ -415,7 +463,9 @@ def test_rllib_reads_the_settings_of_every_batch_size(rl: Report) -> None:
         16: {"backend": "inductor", "mode": "max-autotune"},
     }
     text = export(rl, "rllib")
-    assert [line for line in text.splitlines() if line and not line.startswith("#")] == [
+    assert [
+        line for line in text.splitlines() if line and not line.startswith("#")
+    ] == [
         "from autocompile.rllib import tuned",
         'config = tuned(config, "tuned.json")',
     ]
@@ -432,15 +482,21 @@ def test_rllib_reads_the_settings_of_every_batch_size(rl: Report) -> None:
 def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl: Report) -> None:
     report = rl
     report["target"] |= {"optimizer": {"class": "Adam", "arguments": {}, "lr": 0.001}}
-    own, ours = ({"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {}))
+    own, ours = (
+        {"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {})
+    )
     fused = CompileConfig.from_dict(FUSED)
     made = optimizer_lines(typed({**report, "target": report["target"] | own}), fused)
     assert made == ["optimizer = torch.optim.Adam(model.parameters(), fused=True)"]
-    changed = optimizer_lines(typed({**report, "target": report["target"] | ours}), fused)
+    changed = optimizer_lines(
+        typed({**report, "target": report["target"] | ours}), fused
+    )
     assert changed[0] == "for group in optimizer.param_groups:"
 
 
-def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(rl: Report) -> None:
+def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
+    rl: Report,
+) -> None:
     update = copy.deepcopy(rl["phases"]["forward_exploration"])
     rl["phases"]["learner_update"] = update
     assert "# learner_update: 1.41x" in export(rl, "rllib")
@@ -479,7 +535,9 @@ def test_use_line_for_rllib_reads_the_file(rl: Report) -> None:
     assert "autocompile.rllib" not in use_line(rl)  # RLlib has a step of its own
 
 
-def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(plain: Report) -> None:
+def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
+    plain: Report,
+) -> None:
     phases = plain["phases"]
     phases["optimizer_step"] = copy.deepcopy(phases["forward"])
     phases["optimizer_step"]["verdict"] = "keep_eager"
@@ -512,18 +570,20 @@ def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_
     plain["environments"] = {"ipex": ELSEWHERE}
     change_config(plain, "forward", environment="ipex", backend="ipex", mode="default")
     text = export(plain, "python")
-    assert text.index("assert torch.") < text.index("import intel_extension_for_pytorch")
+    assert text.index("assert torch.") < text.index(
+        "import intel_extension_for_pytorch"
+    )
     del plain["environments"]["ipex"]
     with pytest.raises(ExportError, match="has no form in plain torch"):
         export(plain, "python")
 
 
-def test_what_a_package_reads_when_it_starts_is_set_before_it_is_imported(plain: Report) -> None:
+def test_what_a_package_reads_when_it_starts_is_set_before_it_is_imported(
+    plain: Report,
+) -> None:
     change_config(plain, "forward", backend="zentorch", mode="default")
     text = export(plain, "python")
-    set_it = (
-        'import os\nos.environ.setdefault("ZENDNNL_MATMUL_WEIGHT_CACHE", "0")\nimport zentorch '
-    )
+    set_it = 'import os\nos.environ.setdefault("ZENDNNL_MATMUL_WEIGHT_CACHE", "0")\nimport zentorch '
     assert set_it in text and 'backend="zentorch"' in text
 
 
@@ -550,7 +610,9 @@ def test_accelerate_warns_that_its_regions_are_others(plain: Report) -> None:
 
 def test_accelerate_is_given_no_backend_that_it_has_no_name_for(plain: Report) -> None:
     change_config(plain, "forward", backend="openvino_onnx_train", mode="default")
-    with pytest.raises(ExportError, match="Accelerate has no backend openvino_onnx_train"):
+    with pytest.raises(
+        ExportError, match="Accelerate has no backend openvino_onnx_train"
+    ):
         export(plain, "accelerate")
 
 

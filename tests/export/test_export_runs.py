@@ -29,8 +29,13 @@ from autocompile.store.report import Report as TypedReport
 
 Report = dict[str, Any]
 
-SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
-SETTING = {**SAMPLE["phases"]["optimizer_step"]["best"]["config"], "backend": "aot_eager"}
+SAMPLE = json.loads(
+    (Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8")
+)
+SETTING = {
+    **SAMPLE["phases"]["optimizer_step"]["best"]["config"],
+    "backend": "aot_eager",
+}
 KEEP_EAGER = SAMPLE["phases"]["optimizer_step"]
 
 MODEL = """
@@ -124,13 +129,17 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(warm: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Runs a script as one that is piped to python, without seconds of imports."""
 
-    def forked(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def forked(
+        text: str, folder: Path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         out, err = tmp_path / "stdout", tmp_path / "stderr"
         asked = [text, str(folder), environment, str(out), str(err)]
         warm.stdin.write(json.dumps(asked) + "\n")  # type: ignore[union-attr]
         warm.stdin.flush()  # type: ignore[union-attr]
         code = int(warm.stdout.readline())  # type: ignore[union-attr]
-        done = subprocess.CompletedProcess(["-"], code, out.read_text(), err.read_text())
+        done = subprocess.CompletedProcess(
+            ["-"], code, out.read_text(), err.read_text()
+        )
         out.unlink(), err.unlink()
         assert done.returncode == 0, done.stderr
         return done
@@ -306,9 +315,18 @@ with torch.no_grad():
             LAID_OUT,
             ["1 True", "graphs 0"],
         ),
-        ({"scope": "regional"}, WIDE, f"with torch.no_grad(): model({X})", ["graphs 1"]),
         (
-            {"autocast": "bfloat16", "precision": "high", "guards": "skip_inbuilt_modules"},
+            {"scope": "regional"},
+            WIDE,
+            f"with torch.no_grad(): model({X})",
+            ["graphs 1"],
+        ),
+        (
+            {
+                "autocast": "bfloat16",
+                "precision": "high",
+                "guards": "skip_inbuilt_modules",
+            },
             WIDE,
             LOWERED,
             ["True high", "graphs 1"],
@@ -321,7 +339,10 @@ with torch.no_grad():
             ["graphs 1"],
         ),
         (
-            {"dynamic": False, "recompile_limit": 16},  # the same with torch's limit is 8
+            {
+                "dynamic": False,
+                "recompile_limit": 16,
+            },  # the same with torch's limit is 8
             MODEL,
             "for n in range(2, 14): model(torch.zeros(n, 4))",
             ["graphs 12"],
@@ -335,7 +356,12 @@ with torch.no_grad():
     ],
 )
 def test_the_forward_pass_runs_with_its_setting(
-    setting: Report | None, source: str, look: str, said: list[str], tmp_path: Path, run: Run
+    setting: Report | None,
+    source: str,
+    look: str,
+    said: list[str],
+    tmp_path: Path,
+    run: Run,
 ) -> None:
     phase = KEEP_EAGER if setting is None else faster(**setting)
     text = with_file(plain(tmp_path, {"forward": phase}, source), "python", tmp_path)
@@ -345,13 +371,17 @@ def test_the_forward_pass_runs_with_its_setting(
     assert found[-len(said) :] == said
 
 
-def test_another_torch_is_refused_than_it_was_measured_with(tmp_path: Path, run: Run) -> None:
+def test_another_torch_is_refused_than_it_was_measured_with(
+    tmp_path: Path, run: Run
+) -> None:
     report = plain(tmp_path, {"forward": faster(environment="other")})
     there = {"torch": torch.__version__, "python_path": "/somewhere/bin/python"}
     report["environments"] = {"other": there}
     run(f"{BEFORE}{export(report, 'python')}", tmp_path)
     there["torch"] = "2.8.0"
-    with pytest.raises(AssertionError, match=r"torch 2\.8\.0: run it with /somewhere/bin/python"):
+    with pytest.raises(
+        AssertionError, match=r"torch 2\.8\.0: run it with /somewhere/bin/python"
+    ):
         exec(export(report, "python"), {"torch": torch})
 
 
@@ -372,30 +402,53 @@ def test_the_optimizer_is_the_users_own_and_steps_as_the_one_that_won(
     text = f"{BEFORE}optimizer = torch.optim.SGD(model.parameters())\n{export(report, 'python')}"
     last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
     lr = {"made": "0.01", "changed": "0.001"}[how]
-    assert last == {"fused": f"False True float {lr}", "tensor_lr": f"False None Tensor {lr}"}[name]
+    assert (
+        last
+        == {"fused": f"False True float {lr}", "tensor_lr": f"False None Tensor {lr}"}[
+            name
+        ]
+    )
 
 
-@pytest.mark.parametrize("own", [{}, {"foreach": False}, {"fused": True}, {"capturable": True}])
-@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("default", "compiled")])
-def test_each_implementation_is_exported_as_it_was_measured(name: str, own: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "own", [{}, {"foreach": False}, {"fused": True}, {"capturable": True}]
+)
+@pytest.mark.parametrize(
+    "name", [n for n in OPTIMIZERS if n not in ("default", "compiled")]
+)
+def test_each_implementation_is_exported_as_it_was_measured(
+    name: str, own: dict[str, Any]
+) -> None:
     """Also where the user's own optimizer already has another one."""
     weights = [torch.nn.Parameter(torch.zeros(2))]
 
     def steps_by(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         (group,) = optimizer.param_groups
         fused = bool(group["fused"])
-        return fused, not fused and group["foreach"], group["capturable"], type(group["lr"])
+        return (
+            fused,
+            not fused and group["foreach"],
+            group["capturable"],
+            type(group["lr"]),
+        )
 
     measured = torch.optim.Adam(weights, **own)
     set_implementation(measured, name)
     made = {"class": "Adam", "arguments": own, "lr": 0.001}
     config, space = CompileConfig("eager", optimizer=name), dict[str, Any]()
-    target = {"spec": "net.py", "choices": {"optimizer": "get_optimizer() of the target"}}
+    target = {
+        "spec": "net.py",
+        "choices": {"optimizer": "get_optimizer() of the target"},
+    }
     report = {"target": target, "environment": {"device": "cpu"}, "phases": {}}
     for how in (made, {}):
         report["target"] = {**target, "optimizer": how}
         model = SimpleNamespace(parameters=lambda: weights)
-        space |= {"torch": torch, "model": model, "optimizer": torch.optim.Adam(weights, **own)}
+        space |= {
+            "torch": torch,
+            "model": model,
+            "optimizer": torch.optim.Adam(weights, **own),
+        }
         exec("\n".join(optimizer_lines(typed(report), config)), space)
         assert steps_by(space["optimizer"]) == steps_by(measured)
     if name == "tensor_lr":  # on a GPU the tensor is there too, in a table as well
@@ -412,7 +465,9 @@ FUSED = {"optimizer_step": faster(backend="eager", optimizer="fused")}
 
 def test_accelerate_trains_with_all_of_the_setting(tmp_path: Path, run: Run) -> None:
     own = faster(memory_format="channels_last", fullgraph=True)
-    text = export(owning(plain(tmp_path, {"forward": own, **FUSED}, WIDE)), "accelerate")
+    text = export(
+        owning(plain(tmp_path, {"forward": own, **FUSED}, WIDE)), "accelerate"
+    )
     look = f"""
 accelerator.backward(model({X}).sum())
 optimizer.step()
@@ -420,13 +475,18 @@ last = next(model.parameters()).is_contiguous(memory_format=torch.channels_last)
 print(plugin.to_kwargs(), last, optimizer.param_groups[0]["fused"])
 """
     lines = run(f"{BEFORE}{text}{look}{COUNT}", tmp_path).stdout.splitlines()
-    assert lines == ["{'backend': 'aot_eager', 'fullgraph': True} True True", "graphs 1"]
+    assert lines == [
+        "{'backend': 'aot_eager', 'fullgraph': True} True True",
+        "graphs 1",
+    ]
 
 
 def test_accelerate_keeps_the_setting_against_the_launchers_environment(
     tmp_path: Path, run: Run
 ) -> None:
-    report = plain(tmp_path, {"forward": faster(backend="inductor", mode="max-autotune")})
+    report = plain(
+        tmp_path, {"forward": faster(backend="inductor", mode="max-autotune")}
+    )
     launcher = {
         "ACCELERATE_DYNAMO_BACKEND": "EAGER",
         "ACCELERATE_DYNAMO_MODE": "reduce-overhead",
@@ -482,7 +542,9 @@ print(plugin.use_regional_compilation, accelerator.mixed_precision)
 def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
     installed = importlib.import_module("accelerate.utils").DynamoBackend.__members__
     version = importlib.metadata.version("accelerate")
-    assert tuple(installed) == BACKENDS, f"read from {ACCELERATE_READ}, installed {version}"
+    assert tuple(installed) == BACKENDS, (
+        f"read from {ACCELERATE_READ}, installed {version}"
+    )
 
 
 def with_file(report: Report, to: str, folder: Path) -> str:
@@ -533,7 +595,9 @@ def test_the_lightning_trainer_has_the_callback(tmp_path: Path, run: Run) -> Non
     assert "'TunedCallback'" in run(f"{BEFORE}{text}{look}", tmp_path).stdout
 
 
-def test_the_rllib_script_gives_a_config_whose_runners_compile(tmp_path: Path, run: Run) -> None:
+def test_the_rllib_script_gives_a_config_whose_runners_compile(
+    tmp_path: Path, run: Run
+) -> None:
     report = rl(tmp_path, {"forward_exploration": faster(), "train_step": faster()})
     before = """
 from ray.rllib.algorithms.ppo import PPOConfig

@@ -40,7 +40,9 @@ from autocompile.store.record import Measurement, Outcome, Record, Step, TaskRes
 
 HEADER = Header("net.py:net", "cpu", 3, 0.01)
 CONFIG = CompileConfig("inductor", options=(("max_autotune", True),), dynamic=True)
-TUNED = Tuned({"forward": (Choice(CONFIG, 4, {"value": 1.5, "low": 1.4, "high": 1.6}, 3),)}, {})
+TUNED = Tuned(
+    {"forward": (Choice(CONFIG, 4, {"value": 1.5, "low": 1.4, "high": 1.6}, 3),)}, {}
+)
 RACED = Side(7, CONFIG, "cache/0007", is_warm=True)
 EXPORTED = Side(7, CONFIG, "cache/0007", True, ExportedCode("model = model", TUNED))
 RACE: dict[str, Any] = {"phase": "forward", "block_s": 0.02, "rounds": 24, "max_s": 3.0}
@@ -56,7 +58,9 @@ REQUESTS: dict[str, Request] = {
     ),
     "race": RaceRequest(header=HEADER, number=5, sides=(RACED,), batch_size=4, **RACE),
     "exported": RaceRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
-    "probe": ProbeRequest(header=HEADER, phases=("forward",), batch_size=4, toolchain="cache"),
+    "probe": ProbeRequest(
+        header=HEADER, phases=("forward",), batch_size=4, toolchain="cache"
+    ),
     "save": SaveRequest(header=HEADER, number=8, settings=TUNED, file="tuned.cache"),
     "in_algorithm": AlgorithmRequest(
         header=HEADER, number=0, tuned=TunedSet((TUNED, TUNED)), budget_s=60.0
@@ -65,12 +69,16 @@ REQUESTS: dict[str, Request] = {
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_a_request_that_was_written_is_read_as_it_was(kind: str, tmp_path: Path) -> None:
+def test_a_request_that_was_written_is_read_as_it_was(
+    kind: str, tmp_path: Path
+) -> None:
     request = REQUESTS[kind]
     (tmp_path / "request.json").write_text(json.dumps(request.to_dict()))
     assert read_request(tmp_path) == request
     assert request.to_dict()["kind"] == ("race" if kind == "exported" else kind)
-    assert request.to_dict()["target"] == "net.py:net", "the header is no object of its own"
+    assert request.to_dict()["target"] == "net.py:net", (
+        "the header is no object of its own"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,9 @@ def test_events_are_read_as_they_were_sent_in_whatever_pieces_they_arrive() -> N
 
 
 def test_numbers_of_numpy_arrive_as_numbers_and_other_things_as_words() -> None:
-    line = encode("n", EventName.RESULT, lr=np.float32(0.25), count=np.int64(3), place=Path("a"))
+    line = encode(
+        "n", EventName.RESULT, lr=np.float32(0.25), count=np.int64(3), place=Path("a")
+    )
     ((_, message),) = LineReader("n").feed(line.encode())
     assert message == {"lr": 0.25, "count": 3, "place": "a"}
 
@@ -165,7 +175,9 @@ RESULTS = [
     RaceResult(outcome=Outcome.OK, sides=[RECORD]),
     ProbeResult(message="it raised", where="net.py:3   f()", during="get_inputs(4)"),
     SaveResult(outcome=Outcome.OK, left_out=["why"], graphs=1),
-    AlgorithmResult(outcome=Outcome.OK, rounds=[{"tuned": {"train_s": 1.0}}], runners=2),
+    AlgorithmResult(
+        outcome=Outcome.OK, rounds=[{"tuned": {"train_s": 1.0}}], runners=2
+    ),
 ]
 
 
@@ -201,17 +213,37 @@ def test_a_result_of_other_types_is_one_paragraph(wrong: dict[str, Any]) -> None
 
 def test_what_is_no_side_of_a_race_is_passed_over() -> None:
     side, unknown = sent(RECORD), sent(RECORD) | {"number": 8}
-    sides = [3, None, unknown, {**side, "outcome": "fine"}, side, {**side, "number": [3]}]
+    sides = [
+        3,
+        None,
+        unknown,
+        {**side, "outcome": "fine"},
+        side,
+        {**side, "number": [3]},
+    ]
     ended = Ending(Outcome.OK, Step.EXIT, payload={"sides": sides}, wall_s=2.0)
     (found,) = side_records([RECORD], ended, -1)
     assert (found.repeats, found.role, found.wall_s) == (3, "confirm", 2.0)
     assert found.measurement == RECORD.measurement
-    assert side_records([RECORD], dataclasses.replace(ended, payload={"sides": "all"}), -1) == []
+    assert (
+        side_records([RECORD], dataclasses.replace(ended, payload={"sides": "all"}), -1)
+        == []
+    )
 
 
 def test_what_a_child_says_of_its_place_in_a_run_is_the_parents_business() -> None:
-    forged = sent(RECORD) | {"phase": "train_step", "role": "confirm", "race": 1, "wall_s": 0.0}
-    forged |= {"duplicate_of": 1, "config": {"backend": "eager"}, "number": 5, "repeats": 2}
+    forged = sent(RECORD) | {
+        "phase": "train_step",
+        "role": "confirm",
+        "race": 1,
+        "wall_s": 0.0,
+    }
+    forged |= {
+        "duplicate_of": 1,
+        "config": {"backend": "eager"},
+        "number": 5,
+        "repeats": 2,
+    }
     ended = Ending(Outcome.OK, Step.EXIT, payload=forged, wall_s=2.0)
     record = to_record(7, Setting(CONFIG, 4), ended)
     assert (record.number, record.phase, record.config) == (7, "forward", CONFIG)
@@ -220,7 +252,11 @@ def test_what_a_child_says_of_its_place_in_a_run_is_the_parents_business() -> No
 
 
 def test_an_error_that_was_explained_is_raised_as_it_was() -> None:
-    explained = {"what": "no such phase", "details": ["it has: forward"], "hint": "--phase forward"}
+    explained = {
+        "what": "no such phase",
+        "details": ["it has: forward"],
+        "hint": "--phase forward",
+    }
     error = ProbeResult.read({"explained": explained}).error
     assert error is not None
     assert error.text() == "no such phase\n  it has: forward\n  try: --phase forward"
@@ -241,7 +277,9 @@ def test_an_error_that_was_explained_is_raised_as_it_was() -> None:
         {"compile_window": [1.0]},
     ],
 )
-def test_a_result_that_makes_no_sense_is_recorded_as_infrastructure(payload: Any) -> None:
+def test_a_result_that_makes_no_sense_is_recorded_as_infrastructure(
+    payload: Any,
+) -> None:
     ending = Ending(Outcome.OK, Step.EXIT, payload=payload)
     record = to_record(0, Setting(CONFIG, 4), ending)
     assert record.outcome is Outcome.INFRASTRUCTURE

@@ -37,15 +37,20 @@ def test_no_figure_of_a_single_process_passes_a_gate() -> None:
     for sets in range(4):
         found = report(run)
         assert found["phases"]["forward"]["best"]["confirmed_processes"] == sets
-        assert Result(typed(run), run.records).is_faster_by(1.5, "forward") is (sets > 1)
+        assert Result(typed(run), run.records).is_faster_by(1.5, "forward") is (
+            sets > 1
+        )
         run.side(lite, measured(2.0), race=sets + 1)
     assert not Result(typed(run), run.records).is_faster_by(2.0, "forward")
 
 
 @pytest.mark.parametrize(
-    ("run_dir", "more"), [("runs/net-0001", ""), ("/my runs/a", " --run-dir '/my runs/a'")]
+    ("run_dir", "more"),
+    [("runs/net-0001", ""), ("/my runs/a", " --run-dir '/my runs/a'")],
 )
-def test_what_is_open_comes_with_the_command_that_settles_it(run_dir: str, more: str) -> None:
+def test_what_is_open_comes_with_the_command_that_settles_it(
+    run_dir: str, more: str
+) -> None:
     run = Run()
     run.race(run.search(LITE, 1.3), 1.31)
     run.race(run.search(MAX, 1.3), 1.30)
@@ -71,7 +76,9 @@ def test_a_run_on_a_cluster_goes_on_there() -> None:
     ("message", "word"),
     [("['outputs'] is off by 0.013 (call 1)", "low"), ("check() rejects: no", "high")],
 )
-def test_what_plain_compile_was_refused_for_may_be_rounding(message: str, word: str) -> None:
+def test_what_plain_compile_was_refused_for_may_be_rounding(
+    message: str, word: str
+) -> None:
     run = Run()
     run.add(CompileConfig(), failed("wrong_output", message=message))
     run.race(run.search(LITE, 1.3), 1.31, 1.31, 1.31)
@@ -95,13 +102,20 @@ def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
     own = Run(batch_size=16)
     own.add(LITE, failed("interrupted", "measure"))
     records = [*run.records, *(replace(r, number=r.number + 10) for r in own.records)]
-    about = {"plan": PLAN, "target": {"own_batch_size": {"forward": 16}}, "environment": CPU}
+    about = {
+        "plan": PLAN,
+        "target": {"own_batch_size": {"forward": 16}},
+        "environment": CPU,
+    }
     found = build_report(
         {**about, "phases": ["forward"]}, records, run_dir="runs/net-0001"
     ).to_dict()
     phase = found["phases"]["forward"]
     assert phase["verdict"] == "keep_eager"
-    assert phase["reason"] == "the run ended before any other setting was tried at batch size 16"
+    assert (
+        phase["reason"]
+        == "the run ended before any other setting was tried at batch size 16"
+    )
     assert phase["confidence"]["open"] == phase["reason"]
     assert phase["confidence"]["command"].startswith("autocompile tune net.py --resume")
 
@@ -113,7 +127,9 @@ def test_a_clear_decision_has_no_command() -> None:
     assert said == {"word": "high", "decided": True, "open": "", "command": ""}
 
 
-def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried() -> None:
+def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried() -> (
+    None
+):
     run = Run()
     run.add(LITE, failed("wrong_output", "verify"))
     about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": [run.phase]}
@@ -123,7 +139,10 @@ def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried(
             {**about, "spaces": {"forward": space}}, run.records, run_dir="x"
         ).to_dict()
         said = found["phases"]["forward"]["confidence"]
-        assert (said["word"], said["open"]) == (word, "2 of 62 settings tried" * (untried > 0))
+        assert (said["word"], said["open"]) == (
+            word,
+            "2 of 62 settings tried" * (untried > 0),
+        )
 
 
 def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:
@@ -138,7 +157,9 @@ def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:
 
 def test_where_eager_mode_itself_fails_the_reason_is_its_own_error() -> None:
     run = Run()
-    eager = replace(run.records[0], outcome=Outcome.RUNTIME_ERROR, message="IndexError: index 16")
+    eager = replace(
+        run.records[0], outcome=Outcome.RUNTIME_ERROR, message="IndexError: index 16"
+    )
     run.records = [replace(eager, measurement=None)]
     found = report(run)["phases"]["forward"]
     assert found["verdict"] == "failed"
@@ -152,7 +173,9 @@ CALLS = {"model": "Net", "distinct": [{"args": [3], "kwargs": {}}], "order": [0,
 def of_a_workload(*records: Record, **plan: Any) -> Result:
     about = {"plan": {**PLAN, **plan}, "environment": CPU, "phases": ["forward"]}
     about["target"] = {"workload": {"calls": 20, "kinds": 2}}
-    return Result(build_report(about, records, run_dir="x", limits=Limits()), [*records])
+    return Result(
+        build_report(about, records, run_dir="x", limits=Limits()), [*records]
+    )
 
 
 def timed_at(percent: int | None = None, horizon: float | None = None) -> list[Record]:
@@ -160,7 +183,9 @@ def timed_at(percent: int | None = None, horizon: float | None = None) -> list[R
     kinds = [dict(zip(names, shape, strict=True)) for shape in SHAPES]
     run.records.clear()
     run.search(EAGER, 1.0, eager_s=15e-3)
-    run.race(run.search(LITE, 1.5, kinds=kinds, eager_s=15e-3), 1.5, 1.5, 1.5, eager_s=15e-3)
+    run.race(
+        run.search(LITE, 1.5, kinds=kinds, eager_s=15e-3), 1.5, 1.5, 1.5, eager_s=15e-3
+    )
     return [
         replace(r, measurement=replace(r.measurement, percent=percent), horizon=horizon)
         for r in run.records
@@ -179,7 +204,9 @@ def test_the_calls_of_a_workload_are_told_by_shape_and_percentile() -> None:
     ]
     lines = str(result).splitlines()
     assert any(line.split()[:3] == ["Pass", "10", "ms"] for line in lines)
-    assert ["p95", "of", "all", "calls", "3.0", "ms", "2.0", "ms", "1.50×"] in map(str.split, lines)
+    assert ["p95", "of", "all", "calls", "3.0", "ms", "2.0", "ms", "1.50×"] in map(
+        str.split, lines
+    )
     best = result.report.phases["forward"].best
     assert best is not None and best.break_even_calls == round(1.0 / 5e-3 * 20)
     page = to_html(result.report)
@@ -203,7 +230,9 @@ def test_with_a_horizon_the_report_names_the_setting_of_each_number_of_calls() -
     assert "Calls   eager up to 4 000 calls, then inductor lite" in str(result)
     turns = result.to_dict()["phases"]["forward"]["as_calls_grow"]
     assert turns == [{"number": 0, "calls": 0}, {"number": 1, "calls": 4000}]
-    assert "as_calls_grow" not in of_a_workload(*timed_at()).to_dict()["phases"]["forward"]
+    assert (
+        "as_calls_grow" not in of_a_workload(*timed_at()).to_dict()["phases"]["forward"]
+    )
 
 
 def test_what_decided_goes_with_the_settings_and_back() -> None:
@@ -220,9 +249,16 @@ def test_what_decided_goes_with_the_settings_and_back() -> None:
 
 
 def test_what_it_costs_to_give_memory_back_is_said_where_it_is_much() -> None:
-    for times, faults, is_said in ((1.7, 540.0, True), (1.02, 540.0, False), (1.7, 3.0, False)):
+    for times, faults, is_said in (
+        (1.7, 540.0, True),
+        (1.02, 540.0, False),
+        (1.7, 3.0, False),
+    ):
         run = Run()
         run.records[0].detail["given_back"] = {"times": times, "faults": faults}
         run.search(LITE, 1.5)
         notes = report(run)["phases"]["forward"]["best"]["notes"]
-        assert any("1.7 times as long (540 page faults a call)" in n for n in notes) is is_said
+        assert (
+            any("1.7 times as long (540 page faults a call)" in n for n in notes)
+            is is_said
+        )

@@ -18,7 +18,9 @@ from autocompile.store.record import Measurement, Outcome, Record, Step
 BREAK = {"place": "model.py:12", "code": "print(x)", "reason": "Failed to trace print"}
 
 
-def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) -> Record:
+def trial(
+    number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any
+) -> Record:
     names = ("graph_breaks", "recompiles", "compile_s", "refresh_s", "calls_per_update")
     facts = {k: detail.pop(k) for k in names if k in detail}
     return Record(
@@ -32,7 +34,10 @@ def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) 
 def candidate(record: Record, speed: float = 2.0) -> Candidate:
     speedup = Interval(speed, speed * 0.99, speed * 1.01)
     return Candidate(
-        record, speedup, eager_call_s=1e-3, logs=dict.fromkeys(range(5), math.log(speed))
+        record,
+        speedup,
+        eager_call_s=1e-3,
+        logs=dict.fromkeys(range(5), math.log(speed)),
     )
 
 
@@ -95,7 +100,10 @@ def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> 
 
 
 def test_keeping_eager_is_explained_by_what_compiling_did() -> None:
-    best, broke = candidate(trial(0, EAGER), 1.0), trial(1, graph_breaks=1, breaks=[BREAK])
+    best, broke = (
+        candidate(trial(0, EAGER), 1.0),
+        trial(1, graph_breaks=1, breaks=[BREAK]),
+    )
     assert why(best, "keep_eager", [best, candidate(broke, 0.99)], "cpu") == [
         "plain torch.compile(): the graph breaks at model.py:12 `print(x)` (Failed to trace print)"
     ]
@@ -133,4 +141,7 @@ def test_a_trial_records_what_eager_runs_and_where_the_graph_breaks(
     file.write_text(NET)
     detail = bench.run(file, "inductor").payload["detail"]
     (place,) = detail["breaks"]
-    assert (place["place"], place["code"]) == ("net.py:12", "torch._dynamo.graph_break()")
+    assert (place["place"], place["code"]) == (
+        "net.py:12",
+        "torch._dynamo.graph_break()",
+    )

@@ -23,8 +23,12 @@ from autocompile.report.plots import finalists, of_phase
 from autocompile.settings.config import CompileConfig
 from autocompile.store.report import PhaseResult, Report
 
-SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
-HOSTILE = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff\x1b[31m"
+SAMPLE = json.loads(
+    (Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8")
+)
+HOSTILE = (
+    "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff\x1b[31m"
+)
 SHOWN = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff"
 TITLE = re.compile(r"<figcaption><h3>(.*?)</h3>")
 VOID = {"meta"}
@@ -73,9 +77,22 @@ def test_the_page_of_a_recorded_run_is_whole(name: str, tmp_path: Path) -> None:
     assert {"answer", "machine", *phases} <= set(ids)
     assert ("exports" in ids) == bool(report.exports)
     for tag, attributes in page.elements:
-        assert tag not in ("link", "iframe", "object", "embed", "img", "base", "form"), tag
+        assert tag not in (
+            "link",
+            "iframe",
+            "object",
+            "embed",
+            "img",
+            "base",
+            "form",
+        ), tag
         for key, value in attributes.items():
-            assert key not in ("src", "srcset", "action", "xmlns") and not key.startswith("on")
+            assert key not in (
+                "src",
+                "srcset",
+                "action",
+                "xmlns",
+            ) and not key.startswith("on")
             assert "//" not in (value or "") or key == "content", (tag, key, value)
             assert key != "href" or (value or "").removeprefix("#") in ids
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
@@ -92,7 +109,10 @@ def test_the_page_of_a_recorded_run_is_whole(name: str, tmp_path: Path) -> None:
 
 def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> None:
     text, _ = page_of("outcomes", tmp_path)
-    start, end = text.index('<section id="answer">'), text.index('<section class="phase"')
+    start, end = (
+        text.index('<section id="answer">'),
+        text.index('<section class="phase"'),
+    )
     answer = Page(text[start:end]).text
     assert "1.60×" in answer and "[1.55, 1.66]" in answer
     assert 'torch.compile(model, mode="max-autotune")' in answer
@@ -107,7 +127,16 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
 def hostile(part: Any) -> Any:
     """A report in which every text that is not the name of a thing of ours is hostile."""
     if isinstance(part, dict):
-        kept = ("backend", "mode", "verdict", "outcome", "step", "role", "unit", "config")
+        kept = (
+            "backend",
+            "mode",
+            "verdict",
+            "outcome",
+            "step",
+            "role",
+            "unit",
+            "config",
+        )
         kept += ("word", "effort", "objective")
         return {k: v if k in kept else hostile(v) for k, v in part.items()}
     if isinstance(part, list):
@@ -122,7 +151,12 @@ def hostile_report() -> dict[str, Any]:
     report["phases"] = {HOSTILE: phase}
     phase["trials"][1]["config"] = phase["best"]["config"] = {"backend": HOSTILE}
     row = {"count": 1, "backend": HOSTILE, "outcome": "crashed", "step": "compile"}
-    row |= {"message": HOSTILE, "numbers": [3], "answered": False, "log": "x/trials/0003/log.txt"}
+    row |= {
+        "message": HOSTILE,
+        "numbers": [3],
+        "answered": False,
+        "log": "x/trials/0003/log.txt",
+    }
     phase["failures"] = [row]
     return report
 
@@ -132,7 +166,9 @@ def assert_is_text(shown: str) -> None:
     page = Page(shown)
     tags = [tag for tag, _ in page.elements]
     assert not {"script", "img", "a"} & set(tags)
-    assert not [k for _, attributes in page.elements for k in attributes if k.startswith("on")]
+    assert not [
+        k for _, attributes in page.elements for k in attributes if k.startswith("on")
+    ]
     assert SHOWN in page.text and "\x1b" not in shown
 
 
@@ -171,8 +207,17 @@ def test_the_policy_lets_no_script_run() -> None:
 @pytest.mark.parametrize(
     ("name", "titles"),
     [
-        ("inductor", {"Finalists, batch size 4", "Speed-up against compile time, batch size 4"}),
-        ("gpu_cnn", {"Speed-up over batch size", "Speed-up against compile time, batch size 16"}),
+        (
+            "inductor",
+            {"Finalists, batch size 4", "Speed-up against compile time, batch size 4"},
+        ),
+        (
+            "gpu_cnn",
+            {
+                "Speed-up over batch size",
+                "Speed-up against compile time, batch size 16",
+            },
+        ),
         ("interrupted", {"Fastest of the search, one process each, batch size 16"}),
     ],
 )
@@ -228,7 +273,9 @@ def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None
     assert finalists(16, run.records) == []
 
 
-def test_open_shows_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_shows_the_page_in_a_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     with tarfile.open(RUNS / "cpu.tgz") as archive:

@@ -27,9 +27,7 @@ def browse(text: str, path: Path, width: int) -> tuple[str, list[str]]:
     if chromium is None:
         pytest.skip("needs Chromium")
     path.write_text(text, "utf-8")
-    flags = (
-        "--headless --no-sandbox --disable-gpu --no-first-run --enable-logging=stderr --dump-dom"
-    )
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --enable-logging=stderr --dump-dom"
     own = [f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},900"]
     command = [chromium, *flags.split(), *own, path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -43,7 +41,9 @@ def with_probe(text: str) -> str:
 
 
 @pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_shows_the_page_without_an_error_or_a_request(width: int, tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_without_an_error_or_a_request(
+    width: int, tmp_path: Path
+) -> None:
     text, _ = page_of("outcomes", tmp_path)
     shown, console = browse(with_probe(text), tmp_path / "page.html", width)
     assert console == []

@@ -19,7 +19,12 @@ from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.store.record import Outcome, Record, Step
 
-TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
+TARGET = {
+    "spec": "net.py",
+    "kind": "Module",
+    "description": "Net",
+    "choices": {"device": "cpu"},
+}
 MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}
 
 
@@ -31,18 +36,24 @@ class Clock:
         return self.now
 
 
-def worked(number: int, config: CompileConfig, faster: float = 1.0, **other: Any) -> Record:
+def worked(
+    number: int, config: CompileConfig, faster: float = 1.0, **other: Any
+) -> Record:
     record = to_record(number, Setting(config, 4), measured(faster, eager_s=0.02))
     return replace(record, **{"compile_s": None if config.is_eager else 6.8, **other})
 
 
-def failed(number: int, backend: str, outcome: Outcome, message: str, wall_s: float) -> Record:
+def failed(
+    number: int, backend: str, outcome: Outcome, message: str, wall_s: float
+) -> Record:
     config = CompileConfig(backend)
     ended = {"outcome": outcome, "step": Step.COMPILE, "message": message}
     return Record(number, "forward", config, 4, **ended, wall_s=wall_s)
 
 
-def begin(shown: Progress, clock: Clock | None = None, total_s: float | None = 300.0) -> None:
+def begin(
+    shown: Progress, clock: Clock | None = None, total_s: float | None = 300.0
+) -> None:
     shown.header(TARGET, MACHINE, "runs/net-0003")
     budget = Budget(total_s, clock=clock or Clock())
     shown.searching({"forward": "5 backends → 27 settings"}, budget)
@@ -54,7 +65,11 @@ class Board:
     def __init__(self, width: int = 120, height: int = 50) -> None:
         self.file, self.clock = io.StringIO(), Clock()
         self.console = Console(
-            file=self.file, width=width, height=height, force_terminal=True, legacy_windows=False
+            file=self.file,
+            width=width,
+            height=height,
+            force_terminal=True,
+            legacy_windows=False,
         )
         self.shown = LiveProgress(self.console, self.clock)
 
@@ -111,7 +126,9 @@ def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     shown.close()
     shown.close()
     out = file.getvalue()
-    assert out.startswith("autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores\ntarget  net.py (Module)")
+    assert out.startswith(
+        "autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores\ntarget  net.py (Module)"
+    )
     assert out.endswith("warning: the machine is busy\n")
     for line in (
         "        device: cpu\n",
@@ -161,8 +178,12 @@ def test_what_is_redrawn_fits_in_two_lines_of_the_terminal(width: int) -> None:
 
 
 def test_a_trial_that_had_a_process_stays_as_a_line(board: Board) -> None:
-    board.shown.ended(failed(15, "openvino", Outcome.CRASHED, "SIGSEGV in compile", 5.0), 11)
-    board.shown.ended(failed(16, "ipex", Outcome.UNSUPPORTED, "needs torch 2.8", 0.0), 10)
+    board.shown.ended(
+        failed(15, "openvino", Outcome.CRASHED, "SIGSEGV in compile", 5.0), 11
+    )
+    board.shown.ended(
+        failed(16, "ipex", Outcome.UNSUPPORTED, "needs torch 2.8", 0.0), 10
+    )
     board.shown.racing("forward", 4, 3, 2)
     out = board.file.getvalue()
     assert "SIGSEGV in compile · runs/net-0003/trials/0015/log.txt" in out
@@ -196,7 +217,9 @@ def test_a_tick_moves_the_clock_of_a_trial_that_compiles(board: Board) -> None:
     board.shown.step(16, Step.COMPILE)
     board.clock.now += 7
     board.shown.tick()
-    assert "#16 forward batch 4 · inductor max-autotune · compiling 7 s" in board.lines()
+    assert (
+        "#16 forward batch 4 · inductor max-autotune · compiling 7 s" in board.lines()
+    )
 
 
 def test_while_the_sides_of_a_race_measure_nothing_is_drawn(board: Board) -> None:
@@ -220,7 +243,9 @@ def test_while_the_sides_of_a_race_measure_nothing_is_drawn(board: Board) -> Non
     assert board.file.getvalue() != before
 
 
-def test_the_budget_is_counted_down_and_failures_are_counted_by_kind(board: Board) -> None:
+def test_the_budget_is_counted_down_and_failures_are_counted_by_kind(
+    board: Board,
+) -> None:
     assert "0:00 · 5:00 left   0 tried" in board.lines()[0]
     for number in range(3):
         board.clock.now += 20
@@ -273,7 +298,9 @@ def test_the_display_shows_text_of_a_trial_literally() -> None:
     assert "x[red]y[/red][/]" in board.lines()[1]
 
 
-def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kind_decides_and_auto_looks_at_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Terminal(io.TextIOWrapper):
         def isatty(self) -> bool:
             return True
@@ -284,7 +311,9 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
     assert isinstance(progress("plain", terminal), PlainProgress)
     assert isinstance(progress("none", terminal), Progress)
     assert isinstance(progress("auto", io.StringIO()), PlainProgress)
-    assert isinstance(progress("auto", Terminal(io.BytesIO(), encoding="ascii")), PlainProgress)
+    assert isinstance(
+        progress("auto", Terminal(io.BytesIO(), encoding="ascii")), PlainProgress
+    )
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(progress("auto", terminal), PlainProgress)
     with pytest.raises(UsageError, match="no progress 'loud'"):

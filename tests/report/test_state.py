@@ -22,7 +22,9 @@ from autocompile.store.record import Outcome, Record, RunFolder, Step
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
 
 
-def record(config: CompileConfig, outcome: Outcome = Outcome.OK, phase: str = "forward") -> Record:
+def record(
+    config: CompileConfig, outcome: Outcome = Outcome.OK, phase: str = "forward"
+) -> Record:
     return Record(0, phase, config, 4, outcome=outcome, step=Step.EXIT)
 
 
@@ -50,7 +52,9 @@ def two_phases() -> Ending:
 
 
 def script(request: Mapping[str, Any]) -> Ending:
-    return measured(1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005)
+    return measured(
+        1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005
+    )
 
 
 def shown() -> tuple[dict[str, Any], list[str]]:
@@ -74,7 +78,9 @@ def test_a_live_run_says_what_has_not_begun(target: Path) -> None:
         "forward": "not started",
         "train_step": "not started",
     }
-    assert sum("no result yet   –            not started" in line for line in lines) == 2
+    assert (
+        sum("no result yet   –            not started" in line for line in lines) == 2
+    )
     assert "failed" not in "".join(lines)
     states = {phase["state"] for phase in second.values()}
     assert "no compiled setting has finished" in states

@@ -63,7 +63,10 @@ def reports(runs: dict[str, Path]) -> dict[str, Report]:
 
 
 def rows(shown: Table) -> list[list[str]]:
-    return [["".join(span.text for span in spans(cell)) for cell in row] for row in shown.rows]
+    return [
+        ["".join(span.text for span in spans(cell)) for cell in row]
+        for row in shown.rows
+    ]
 
 
 def test_it_reads_as_rllibs_tables_do_with_the_figures_of_the_reports(
@@ -74,7 +77,10 @@ def test_it_reads_as_rllibs_tables_do_with_the_figures_of_the_reports(
     assert [row[:2] for row in answer] == [["forward", "H100"], ["", "T4"], ["", "cpu"]]
     assert re.fullmatch(r"(1\.9|2\.0)\d× \[\d.\d\d, \d.\d\d\]", answer[0][2])
     assert answer[0][3] == "inductor max-autotune"
-    assert answer[1][2].startswith(("1.2", "1.19")) and answer[1][3] == "plain torch.compile()"
+    assert (
+        answer[1][2].startswith(("1.2", "1.19"))
+        and answer[1][3] == "plain torch.compile()"
+    )
     assert answer[2][2:] == ["keep eager", "eager"]
     (sizes,) = shown.sections[0].blocks
     assert isinstance(sizes, Table)
@@ -89,7 +95,9 @@ def test_it_reads_as_rllibs_tables_do_with_the_figures_of_the_reports(
 
 
 def test_a_name_is_never_markup(runs: dict[str, Path], tmp_path: Path) -> None:
-    named = {"<script>alert(1)</script> | *x*": read_report(runs["H100"] / "report.json")}
+    named = {
+        "<script>alert(1)</script> | *x*": read_report(runs["H100"] / "report.json")
+    }
     assert "<script>" not in write_table(tmp_path, named).read_text()
 
 

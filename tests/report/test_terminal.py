@@ -20,8 +20,12 @@ from autocompile.store.report import Report as TypedReport
 
 Report = dict[str, Any]
 
-SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
-HOSTILE = "\x1b[31mboom\x1b[0m [red]x[/red] and [/]\nsecond line \x1b]0;title\x07 :smile:"
+SAMPLE = json.loads(
+    (Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8")
+)
+HOSTILE = (
+    "\x1b[31mboom\x1b[0m [red]x[/red] and [/]\nsecond line \x1b]0;title\x07 :smile:"
+)
 SHOWN = "boom [red]x[/red] and [/] second line  :smile:"
 
 
@@ -57,7 +61,9 @@ def places(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(data[key], (*above, key))
 
 
-def test_no_value_of_a_report_steers_the_terminal_not_even_in_place_of_a_number() -> None:
+def test_no_value_of_a_report_steers_the_terminal_not_even_in_place_of_a_number() -> (
+    None
+):
     shown = refused = 0
     for *above, last in places(SAMPLE):
         report = copy.deepcopy(SAMPLE)
@@ -78,8 +84,15 @@ def test_what_failed_or_was_left_out_is_told_with_verbose_only(
     report: Report, phase: Report
 ) -> None:
     # What only a flag would bring comes last.
-    phase["dropped"] = {"--guards only by name": 40, "no convolutions": 3, "no modes": 12}
-    phase["notes"], phase["best"]["notes"] = ["4 trials were stopped"], ["one round was throttled"]
+    phase["dropped"] = {
+        "--guards only by name": 40,
+        "no convolutions": 3,
+        "no modes": 12,
+    }
+    phase["notes"], phase["best"]["notes"] = (
+        ["4 trials were stopped"],
+        ["one round was throttled"],
+    )
     short, full = printed(report), printed(report, verbose=True)
     skipped = "Skipped no modes (12) · no convolutions (3) · --guards only by name (40)"
     for word in ("4 trials were stopped", skipped, "SIGSEGV"):
@@ -91,34 +104,54 @@ def test_what_failed_or_was_left_out_is_told_with_verbose_only(
 
 
 def test_a_failed_phase_says_why_and_what_failed(report: Report, phase: Report) -> None:
-    phase |= {"verdict": "failed", "best": None, "reason": "all 12 settings failed.", "ties": []}
+    phase |= {
+        "verdict": "failed",
+        "best": None,
+        "reason": "all 12 settings failed.",
+        "ties": [],
+    }
     phase["by_batch_size"] = []
     out = printed(report)
-    assert "forward_exploration   failed       –            all 12 settings failed\n" in out
+    assert (
+        "forward_exploration   failed       –            all 12 settings failed\n"
+        in out
+    )
     assert "SIGSEGV in compile" in out
     report["phases"] = {}
     assert "no phase was started" in printed(report)
 
 
-def test_the_default_setting_is_not_compared_with_itself(report: Report, phase: Report) -> None:
+def test_the_default_setting_is_not_compared_with_itself(
+    report: Report, phase: Report
+) -> None:
     phase["best"]["config"] = DEFAULT_INDUCTOR.to_dict()
     out = printed(report)
     assert "high         plain torch.compile()" in out
     assert "against plain torch.compile()" not in out
 
 
-def test_no_more_is_claimed_of_the_weights_than_was_seen(report: Report, phase: Report) -> None:
-    for live, follow in ((None, ""), (False, " but do not follow"), (True, " and follow")):
+def test_no_more_is_claimed_of_the_weights_than_was_seen(
+    report: Report, phase: Report
+) -> None:
+    for live, follow in (
+        (None, ""),
+        (False, " but do not follow"),
+        (True, " and follow"),
+    ):
         phase["best"]["weights_live"] = live
         shown = "outputs match eager" + (f"{follow} weight updates" if follow else "")
         assert f" {shown}\n" in printed(report)
 
 
-def test_a_tie_is_told_with_the_reason_for_the_choice(report: Report, phase: Report) -> None:
+def test_a_tie_is_told_with_the_reason_for_the_choice(
+    report: Report, phase: Report
+) -> None:
     assert "Ties" not in printed(report)  # the best alone is no tie
     phase["ties"] = [5, 3]
     because = "chosen since it compiles faster or is simpler"
-    assert f"Ties    as fast within 1 %: plain torch.compile(); {because}\n" in printed(report)
+    assert f"Ties    as fast within 1 %: plain torch.compile(); {because}\n" in printed(
+        report
+    )
 
 
 @pytest.mark.parametrize("name", ["forward_exploration", "optimizer_step"])
@@ -128,7 +161,12 @@ def test_what_is_not_sure_comes_with_the_command_that_settles_it(
 ) -> None:
     assert printed(report).count("Sure") == 1  # where eager is kept, its reason says it
     command = "autocompile tune ppo.py:config --resume --budget 5m"
-    open_ = {"word": word, "decided": False, "open": "lite may be faster", "command": command}
+    open_ = {
+        "word": word,
+        "decided": False,
+        "open": "lite may be faster",
+        "command": command,
+    }
     report["phases"][name]["confidence"] = open_
     out = printed(report)
     assert f"  {word.capitalize():<8}lite may be faster   → {command}\n" in out
@@ -137,7 +175,9 @@ def test_what_is_not_sure_comes_with_the_command_that_settles_it(
     assert ("Sure" in out) is (name != "forward_exploration")
 
 
-def test_a_report_of_an_older_version_is_still_shown(report: Report, phase: Report) -> None:
+def test_a_report_of_an_older_version_is_still_shown(
+    report: Report, phase: Report
+) -> None:
     phase["best"]["confirmed_processes"] = 2  # an older report calls it decided
     assert "  Low     confirmed in 2 of 3 fresh processes\n" in printed(report)
     for each in report["phases"].values():
@@ -150,7 +190,9 @@ def test_a_report_of_an_older_version_is_still_shown(report: Report, phase: Repo
 
 
 @pytest.mark.parametrize("width", [0, 80, 120])
-def test_text_of_a_trial_is_shown_literally(report: Report, phase: Report, width: int) -> None:
+def test_text_of_a_trial_is_shown_literally(
+    report: Report, phase: Report, width: int
+) -> None:
     phase["failures"][0] |= {"message": HOSTILE, "backend": "[bold]b[/bold]\x1b[2J"}
     phase["notes"], phase["reason"] = [HOSTILE], HOSTILE
     phase["unusable"] = {HOSTILE: HOSTILE}
@@ -159,7 +201,9 @@ def test_text_of_a_trial_is_shown_literally(report: Report, phase: Report, width
     for trial in phase["trials"]:
         trial["message"] = HOSTILE
     out = printed(report, width, color=True, verbose=True)
-    assert not [escape for escape in ("\x1b[31mboom", "\x1b]0;", "\x1b[2J") if escape in out]
+    assert not [
+        escape for escape in ("\x1b[31mboom", "\x1b]0;", "\x1b[2J") if escape in out
+    ]
     text = " ".join(bare(out).split())
     assert " ".join(SHOWN.split()) in text
     assert "[bold]b[/bold]" in text
@@ -169,7 +213,9 @@ def test_text_of_a_trial_is_shown_literally(report: Report, phase: Report, width
     assert "\x1b" not in file.getvalue()
 
 
-def test_a_pipe_gets_no_color_and_no_broken_message(report: Report, phase: Report) -> None:
+def test_a_pipe_gets_no_color_and_no_broken_message(
+    report: Report, phase: Report
+) -> None:
     message = "word " * 30 + "end"
     phase["failures"][0]["message"] = message
     out = printed(report, use="x" * 300, verbose=True)
@@ -180,7 +226,9 @@ def test_a_pipe_gets_no_color_and_no_broken_message(report: Report, phase: Repor
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_a_terminal_line_never_breaks_inside_a_figure(report: Report, width: int) -> None:
+def test_a_terminal_line_never_breaks_inside_a_figure(
+    report: Report, width: int
+) -> None:
     lines = bare(printed(report, width, verbose=True)).splitlines()
     assert max(map(len, lines)) <= max(width, 80)
     whole = "\n".join(lines)
@@ -200,7 +248,9 @@ def test_an_ascii_stream_can_be_written(report: Report) -> None:
     assert b"1.41x [1.39, 1.43]" in raw.getvalue()
 
 
-def test_the_gain_in_the_algorithm_is_told_or_the_command_that_measures_it(report: Report) -> None:
+def test_the_gain_in_the_algorithm_is_told_or_the_command_that_measures_it(
+    report: Report,
+) -> None:
     command = "the gain is not measured yet   → autocompile verify mine --in-algorithm"
     assert f"\nIn the algorithm: {command}\n" in printed(report, run="mine")
     gain = {"value": 1.21, "low": 1.17, "high": 1.25}
@@ -215,7 +265,9 @@ def test_the_gain_in_the_algorithm_is_told_or_the_command_that_measures_it(repor
 def test_the_lines_to_paste_are_never_broken_by_us(report: Report) -> None:
     line = 'config.framework("torch", torch_compile_worker=True, ' + "a=1, " * 30
     assert line.strip() in bare(printed(report, 80, use=line))
-    use = 'tuned(config, "tuned.json")     after    autocompile export last -o tuned.json'
+    use = (
+        'tuned(config, "tuned.json")     after    autocompile export last -o tuned.json'
+    )
     assert f"\nUse     {use}\n" in printed(report, use=use)
     narrow = 'Use     tuned(config, "tuned.json")\nafter   autocompile export last -o tuned.json\n'
     assert narrow in bare(printed(report, 80, use=use))

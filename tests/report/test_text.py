@@ -50,7 +50,13 @@ def test_bytes_are_in_decimal_units(value: float | None, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1204.4, "1 204"), (99.96, "100"), (85.24, "85.2"), (9.996, "10.0"), (0.2134, "0.213")],
+    [
+        (1204.4, "1 204"),
+        (99.96, "100"),
+        (85.24, "85.2"),
+        (9.996, "10.0"),
+        (0.2134, "0.213"),
+    ],
 )
 def test_a_quantity_has_three_figures_and_spaces_between_thousands(
     value: float, shown: str
@@ -104,14 +110,33 @@ def test_a_long_line_is_cut_to_terminal_cells() -> None:
 
 
 def test_the_machine_and_the_target_fit_on_a_line_each() -> None:
-    cpu = {"autocompile": "0.1", "torch": "2.13.0", "device": "cpu", "device_name": "EPYC"}
-    assert text.machine({**cpu, "cores": 2}) == "autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores"
-    gpu = {"torch": "2.11.0", "device": "cuda", "device_name": "H200", "cores": 16, "cuda": "13.0"}
+    cpu = {
+        "autocompile": "0.1",
+        "torch": "2.13.0",
+        "device": "cpu",
+        "device_name": "EPYC",
+    }
+    assert (
+        text.machine({**cpu, "cores": 2})
+        == "autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores"
+    )
+    gpu = {
+        "torch": "2.11.0",
+        "device": "cuda",
+        "device_name": "H200",
+        "cores": 16,
+        "cuda": "13.0",
+    }
     assert text.machine(gpu) == "autocompile · torch 2.11.0 · H200 · CUDA 13.0"
     driven = {**gpu, "driver": "570.86", "power_limit_w": 700.0}
     assert text.machine(driven).endswith("H200 · CUDA 13.0 · driver 570.86 · 700 W")
     assert text.target_name({"spec": "net.py"}) == "net.py"
-    known = {"spec": "net.py", "kind": "Module", "description": "Net", "parameters": 2_162_533}
+    known = {
+        "spec": "net.py",
+        "kind": "Module",
+        "description": "Net",
+        "parameters": 2_162_533,
+    }
     assert text.target_name(known) == "net.py (Module) → Net, 2.2 M parameters"
 
 

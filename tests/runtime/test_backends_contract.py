@@ -24,7 +24,9 @@ from autocompile.trial.measure import environment
 Compile = Callable[[Any], Callable[..., Any]]
 pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 
-FOUND_WRONG = {"openvino": "it computes in bfloat16 and overwrites its outputs: tune leaves it out"}
+FOUND_WRONG = {
+    "openvino": "it computes in bfloat16 and overwrites its outputs: tune leaves it out"
+}
 
 
 def cases(variants: bool = True) -> Iterator[Any]:
@@ -36,11 +38,17 @@ def cases(variants: bool = True) -> Iterator[Any]:
             marks.append(pytest.mark.skip(reason=reason))
         usual = [] if known.has_modes else list(known.variants)
         for options in ({}, *(variant.options for variant in usual if variants)):
-            label = " ".join((name, *(f"{key}={value}" for key, value in options.items())))
+            label = " ".join(
+                (name, *(f"{key}={value}" for key, value in options.items()))
+            )
             config = CompileConfig(name, options=tuple(options.items()))
             yield pytest.param(config, id=label, marks=marks)
-    yield pytest.param(CompileConfig("aot_eager"), id="aot_eager")  # torch's own, for comparison
-    yield pytest.param(CompileConfig(freezing=True), id="inductor frozen", marks=pytest.mark.slow)
+    yield pytest.param(
+        CompileConfig("aot_eager"), id="aot_eager"
+    )  # torch's own, for comparison
+    yield pytest.param(
+        CompileConfig(freezing=True), id="inductor frozen", marks=pytest.mark.slow
+    )
 
 
 @pytest.fixture(params=cases())
@@ -56,7 +64,9 @@ without_variants = pytest.mark.parametrize("compiler", [*cases(False)], indirect
 def test_ours_are_those_that_torch_finds_by_an_entry_point() -> None:
     ours = {name for name, known in BACKENDS.items() if known.ours}
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
-    points = re.findall(r'^(\w+) = "(autocompile\.runtime\.backends\.\w+):', project, re.MULTILINE)
+    points = re.findall(
+        r'^(\w+) = "(autocompile\.runtime\.backends\.\w+):', project, re.MULTILINE
+    )
     assert {name for name, _ in points} == ours
     assert all(importlib.util.find_spec(module) for _, module in points)
 
@@ -70,7 +80,10 @@ def test_a_new_entry_is_all_that_a_probe_needs(monkeypatch: pytest.MonkeyPatch) 
     for known, reason in (
         (Backend(package="no_such_package"), "no_such_package is not installed"),
         (Backend(registered_by="no_such_package"), "no_such_package is not installed"),
-        (Backend(package="no_such_package", needs="a flux"), "needs a flux; this is torch "),
+        (
+            Backend(package="no_such_package", needs="a flux"),
+            "needs a flux; this is torch ",
+        ),
         (Backend(device="cuda"), "it runs on cuda only"),
         (Backend(device="cuda"), "it runs on cuda only"),
         (Backend(ours=True), "is not installed in this interpreter"),
@@ -99,7 +112,9 @@ def images(size: int) -> torch.Tensor:
     return torch.randn(size, 3, 8, 8, generator=torch.Generator().manual_seed(size))
 
 
-def agree(function: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> None:
+def agree(
+    function: Callable[..., Any], compiled: Callable[..., Any], *args: Any
+) -> None:
     torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-4, atol=1e-5)
 
 
@@ -139,7 +154,9 @@ def test_outputs_are_right_keep_their_structure_and_survive_the_next_call(
 
 def test_weights_that_change_or_lie_elsewhere_take_effect(compiler: Compile) -> None:
     model = Small().eval()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)  # no counter sees it
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=0.1, fused=True
+    )  # no counter sees it
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
@@ -150,15 +167,22 @@ def test_weights_that_change_or_lie_elsewhere_take_effect(compiler: Compile) -> 
         lambda: None,
         lambda: model.conv.weight.mul_(1.5),
         lambda: model.norm.running_var.add_(0.5),  # type: ignore[operator]
-        lambda: model.load_state_dict({k: 0.9 * v for k, v in model.state_dict().items()}),
+        lambda: model.load_state_dict(
+            {k: 0.9 * v for k, v in model.state_dict().items()}
+        ),
         lambda: torch._foreach_mul_(list(model.parameters()), 1.1),
         optimizer.step,
         optimizer.step,
         # In another place.
-        lambda: setattr(model.head, "weight", torch.nn.Parameter(2 * model.head.weight)),
+        lambda: setattr(
+            model.head, "weight", torch.nn.Parameter(2 * model.head.weight)
+        ),
         lambda: setattr(model.conv.weight, "data", 3 * model.conv.weight.data),
         # Twice in between: the memory of the first is free again.
-        *[lambda factor=factor: [scale_data(factor) for _ in "12"] for factor in (0.9, 1.1, 0.8)],
+        *[
+            lambda factor=factor: [scale_data(factor) for _ in "12"]
+            for factor in (0.9, 1.1, 0.8)
+        ],
     ]
     compiled = compiler(model)
     for change in changes:
@@ -195,7 +219,9 @@ def test_a_weight_of_a_compiled_step_takes_effect(compiler: Compile) -> None:
     ],
     ids=["shapes", "layouts"],
 )
-def test_shapes_and_layouts_may_change(compiler: Compile, inputs: list[torch.Tensor]) -> None:
+def test_shapes_and_layouts_may_change(
+    compiler: Compile, inputs: list[torch.Tensor]
+) -> None:
     model = Small().eval()
     compiled = compiler(model)
     for x in inputs:
@@ -211,7 +237,9 @@ def test_any_number_of_threads_will_do(compiler: Compile, threads: int) -> None:
 
 
 @without_variants
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.float64, torch.bool, torch.bfloat16]
+)
 def test_numbers_of_any_kind_are_taken(compiler: Compile, dtype: torch.dtype) -> None:
     def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.where(y > 0, y, -y), x.to(torch.float32).sum()
@@ -249,7 +277,9 @@ def test_random_numbers_follow_the_seed(compiler: Compile) -> None:
 
 
 @without_variants
-def test_an_index_by_numbers_is_taken_and_one_by_a_mask_is_refused(compiler: Compile) -> None:
+def test_an_index_by_numbers_is_taken_and_one_by_a_mask_is_refused(
+    compiler: Compile,
+) -> None:
     rows, columns = torch.arange(4)[:, None], torch.arange(3)[None]
     x = torch.rand(4, 3, 8)
     agree(by_numbers := lambda x: x.exp()[rows, columns], compiler(by_numbers), x)
@@ -286,8 +316,12 @@ def test_a_float_may_change(compiler: Compile) -> None:
         agree(scaled, compiled, images(4), by)
 
 
-def test_several_models_may_meet_new_shapes_in_several_threads(compiler: Compile) -> None:
-    models = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()) for _ in range(2)]
+def test_several_models_may_meet_new_shapes_in_several_threads(
+    compiler: Compile,
+) -> None:
+    models = [
+        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()) for _ in range(2)
+    ]
     compiled = [compiler(model) for model in models]
     for model, each in zip(models, compiled, strict=True):
         for size in (2, 3):  # from now on one graph for all shapes

@@ -37,7 +37,9 @@ def compiled_by(function: Callable[..., Any], **options: str) -> Callable[..., A
     return torch.compile(function, backend="onnxrt", options=options)  # type: ignore[call-overload, no-any-return]
 
 
-def agree(function: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> None:
+def agree(
+    function: Callable[..., Any], compiled: Callable[..., Any], *args: Any
+) -> None:
     torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-4, atol=1e-4)
 
 
@@ -47,7 +49,9 @@ def test_torch_finds_it_without_an_import() -> None:
         "with torch.no_grad(): off = torch.compile(m, backend='onnxrt')(x) - m(x)\n"
         "print(off.abs().max().item() < 1e-6)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
     assert done.stdout == "True\n", done.stderr
 
 
@@ -65,7 +69,9 @@ def test_gradients_are_refused_in_words() -> None:
         ({"options": {"weights": "warm"}}, "weights, 'live' or 'baked'"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
+def test_what_does_not_exist_is_refused_in_words(
+    asked: dict[str, Any], said: str
+) -> None:
     compiled = torch.compile(torch.nn.Linear(3, 3), backend="onnxrt", **asked)
     with pytest.raises(Exception, match=said):
         compiled(torch.ones(2, 3))
@@ -76,7 +82,9 @@ def between(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [torch.linalg.svdvals, between])
-def test_an_operator_that_cannot_be_exported_is_named(function: Callable[..., Any]) -> None:
+def test_an_operator_that_cannot_be_exported_is_named(
+    function: Callable[..., Any],
+) -> None:
     with pytest.raises(Exception, match=r"ONNX Runtime cannot run this graph: .*svd"):
         compiled_by(function)(torch.randn(5, 5))
 
@@ -124,7 +132,9 @@ def test_a_session_goes_when_the_next_comes_and_stays_stale_while_none_can_be_ma
     agree(model, compiled, x)
 
 
-@pytest.mark.parametrize(("kind", "said"), [("elem_type", "float32 in torch"), ("dim", r"not \[4")])
+@pytest.mark.parametrize(
+    ("kind", "said"), [("elem_type", "float32 in torch"), ("dim", r"not \[4")]
+)
 def test_a_model_whose_outputs_are_others_than_torch_gives_is_refused(
     monkeypatch: pytest.MonkeyPatch, kind: str, said: str
 ) -> None:
@@ -173,7 +183,12 @@ def test_what_is_returned_as_it_came_is_the_same_object() -> None:
 class Recurrent(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        more: Any = {"num_layers": 2, "dropout": 0.5, "batch_first": True, "bidirectional": True}
+        more: Any = {
+            "num_layers": 2,
+            "dropout": 0.5,
+            "batch_first": True,
+            "bidirectional": True,
+        }
         self.long, self.gated = torch.nn.LSTM(6, 8, **more), torch.nn.GRU(6, 8, **more)
 
     def forward(self, x: torch.Tensor) -> Any:

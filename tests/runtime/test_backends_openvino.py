@@ -33,7 +33,9 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 def test_what_may_need_64_bits_is_refused_with_the_operator() -> None:
     for function, x in ((hashed, IDS), (largest, NARROW), (lambda x: x + 1, LARGE)):
         compiled = torch.compile(function, backend="openvino_onnx")
-        with pytest.raises(Exception, match=r"cannot run this graph: OpenVINO computes \w+ of 64"):
+        with pytest.raises(
+            Exception, match=r"cannot run this graph: OpenVINO computes \w+ of 64"
+        ):
             compiled(x)
 
 
@@ -75,12 +77,16 @@ def attends(x: torch.Tensor) -> torch.Tensor:
         (lambda x: x.gather(1, x.argsort(1)), torch.randn(3, 9)),
     ],
 )
-def test_indices_and_counts_are_computed_by_openvino(function: Function, x: torch.Tensor) -> None:
+def test_indices_and_counts_are_computed_by_openvino(
+    function: Function, x: torch.Tensor
+) -> None:
     compiled = torch.compile(function, backend="openvino_onnx")
     torch.testing.assert_close(compiled(x), function(x))
 
 
-def test_a_signal_after_a_compiled_function_ended_in_another_thread_kills_nobody() -> None:
+def test_a_signal_after_a_compiled_function_ended_in_another_thread_kills_nobody() -> (
+    None
+):
     script = (
         "import signal, threading, torch\n"
         "signal.signal(signal.SIGUSR2, lambda *_: print('handled'))\n"

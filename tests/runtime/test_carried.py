@@ -58,12 +58,16 @@ print(carry(Net(), torch.ones(2, 8), Path("carried")))
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     return done
 
 
-def test_a_model_comes_back_with_its_weights_and_as_often_as_it_is_built(tmp_path: Path) -> None:
+def test_a_model_comes_back_with_its_weights_and_as_often_as_it_is_built(
+    tmp_path: Path,
+) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     found = runpy.run_path(str(carry(model, {"input": torch.ones(2, 3)}, tmp_path)))
     first, second = found["get_model"](), found["get_model"]()
@@ -80,7 +84,9 @@ def test_what_trials_unpickle_only_its_owner_may_write_and_nobody_sees_in_parts(
     try:
         first = carry(model, {"input": torch.ones(2)}, tmp_path / "new")
         files = list(first.parent.iterdir())
-        held = {path: path.open("rb") for path in files}  # as a trial of another run reads them
+        held = {
+            path: path.open("rb") for path in files
+        }  # as a trial of another run reads them
         content = {path: path.read_bytes() for path in files}
         assert carry(model, {"input": torch.ones(2)}, tmp_path / "new") == first
     finally:
@@ -89,7 +95,9 @@ def test_what_trials_unpickle_only_its_owner_may_write_and_nobody_sees_in_parts(
         assert not path.stat().st_mode & 0o022, path
     for path, file in held.items():
         assert file.read() == content[path]
-        assert os.fstat(file.fileno()).st_ino != path.stat().st_ino, "replaced, not written over"
+        assert os.fstat(file.fileno()).st_ino != path.stat().st_ino, (
+            "replaced, not written over"
+        )
         file.close()
 
 
@@ -130,7 +138,12 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     ("arguments", "more", "error", "words"),
     [
         ((LINEAR,), {}, TargetError, "a Linear alone is no target"),
-        (("model.py",), {"optimizer": torch.optim.SGD}, UsageError, "about a live model"),
+        (
+            ("model.py",),
+            {"optimizer": torch.optim.SGD},
+            UsageError,
+            "about a live model",
+        ),
         (("model.py", ONES), {}, UsageError, "about a live model"),
     ],
 )
@@ -141,7 +154,9 @@ def test_a_live_model_comes_with_inputs_and_a_file_with_its_own_optimizer(
         autocompile.tune(*arguments, **more)
 
 
-def test_a_class_of_a_file_with_its_own_name_is_loaded_from_there(tmp_path: Path) -> None:
+def test_a_class_of_a_file_with_its_own_name_is_loaded_from_there(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "script.py").write_text(CARRY)
     load = (
@@ -152,7 +167,9 @@ def test_a_class_of_a_file_with_its_own_name_is_loaded_from_there(tmp_path: Path
     assert "net.Net" in run(tmp_path, "-P", "-c", load).stdout
 
 
-def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(tmp_path: Path) -> None:
+def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "script.py").write_text(NET + TUNE)
     done = run(tmp_path, "script.py")
     assert done.stdout.split()[1] == "True"

@@ -192,11 +192,16 @@ def test_the_last_artifact_goes_when_the_next_comes() -> None:
 
 
 def test_gradients_are_refused_in_words() -> None:
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="frozen weights have no gradients"):
+    with (
+        torch.enable_grad(),
+        pytest.raises(RuntimeError, match="frozen weights have no gradients"),
+    ):
         freeze(nn.Linear(3, 3))(torch.ones(1, 3))
 
 
-def test_shapes_beyond_the_limit_of_specialisations_are_computed_in_eager_mode() -> None:
+def test_shapes_beyond_the_limit_of_specialisations_are_computed_in_eager_mode() -> (
+    None
+):
     model = nn.Linear(8, 8)
     called = freeze(model, dynamic=False)
     with torch._dynamo.config.patch(recompile_limit=2):

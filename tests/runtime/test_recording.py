@@ -53,7 +53,12 @@ def test_calls_are_noted_in_order(tmp_path: Path) -> None:
 def test_no_contents_are_noted(tmp_path: Path) -> None:
     net, secret = Net(), "what a user has typed, which is longer than a name is"
     with record(net, tmp_path / "calls.json"):
-        net(torch.tensor([0.123456]), text=secret, table={"x": object()}, many=float("nan"))
+        net(
+            torch.tensor([0.123456]),
+            text=secret,
+            table={"x": object()},
+            many=float("nan"),
+        )
     text = (tmp_path / "calls.json").read_text()
     assert "0.123" not in text
     assert "typed" not in text
@@ -96,7 +101,16 @@ def test_a_program_is_recorded_as_it_runs(tmp_path: Path) -> None:
     (tmp_path / "serve.py").write_text(PROGRAM)
     program = [sys.executable, "serve.py", "--port", "80"]
     done = subprocess.run(
-        [sys.executable, "-m", "autocompile", "record", "-o", "calls.json", "--", *program],
+        [
+            sys.executable,
+            "-m",
+            "autocompile",
+            "record",
+            "-o",
+            "calls.json",
+            "--",
+            *program,
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

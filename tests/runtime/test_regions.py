@@ -10,7 +10,11 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from autocompile.runtime.compiling import blocks_in_words, compile_blocks, repeated_blocks
+from autocompile.runtime.compiling import (
+    blocks_in_words,
+    compile_blocks,
+    repeated_blocks,
+)
 
 # With gradients, what comes out of the first block is another kind of input.
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
@@ -28,7 +32,9 @@ class Block(nn.Module):
 class Of(nn.Module):
     """Three blocks in whatever holds them, and one layer of another kind."""
 
-    def __init__(self, block: Callable[[], nn.Module], holder: str = "attributes") -> None:
+    def __init__(
+        self, block: Callable[[], nn.Module], holder: str = "attributes"
+    ) -> None:
         super().__init__()
         blocks = {f"block{i}": block() for i in range(3)}
         holders: dict[str, Callable[[], dict[str, nn.Module]]] = {
@@ -43,7 +49,9 @@ class Of(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for child in self.children():
             inner = child.values() if isinstance(child, nn.ModuleDict) else child
-            for block in inner if isinstance(child, (nn.ModuleDict, nn.ModuleList)) else [child]:
+            for block in (
+                inner if isinstance(child, (nn.ModuleDict, nn.ModuleList)) else [child]
+            ):
                 x = block(x)
         return x
 
@@ -62,7 +70,9 @@ class Counting:
     def __init__(self) -> None:
         self.graphs: list[list[type]] = []
 
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+    def __call__(
+        self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]
+    ) -> object:
         self.graphs.append([type(i) for i in inputs])
         return graph.forward
 
@@ -93,7 +103,9 @@ def test_the_largest_blocks_of_equal_shapes_are_taken() -> None:
 
 
 @pytest.mark.parametrize("make", [encoder_layer, sequence])
-def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Module]) -> None:
+def test_blocks_of_torchs_own_classes_are_compiled_too(
+    make: Callable[[], nn.Module],
+) -> None:
     """``Module.compile`` does nothing for them."""
     model, counting, x = Of(make), Counting(), torch.randn(4, 5, 8)
     want, blocks = model(x), repeated_blocks(model)
@@ -124,4 +136,6 @@ def test_each_structure_of_torchs_own_classes_is_compiled_for_itself() -> None:
     compile_blocks(repeated_blocks(layers), {"backend": counting})
     layers(torch.randn(2, 10, 16), torch.randn(2, 7, 16))
     assert len(counting.graphs) == 2
-    assert torch.SymInt not in {kind for kinds in counting.graphs for kind in kinds}  # may change
+    assert torch.SymInt not in {
+        kind for kinds in counting.graphs for kind in kinds
+    }  # may change

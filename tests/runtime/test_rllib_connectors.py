@@ -41,15 +41,21 @@ def stacking() -> Any:
 
 
 def ppo(space: Any, *connectors: Any) -> Any:
-    config = PPOConfig().environment(observation_space=space, action_space=spaces.Discrete(2))
+    config = PPOConfig().environment(
+        observation_space=space, action_space=spaces.Discrete(2)
+    )
     config.env_runners(
         num_envs_per_env_runner=3,
         env_to_module_connector=lambda env, spaces, device: [c() for c in connectors],
     )
     config.training(minibatch_size=16)
-    if stacking in connectors:  # frames reach the learner through a connector of its own
+    if (
+        stacking in connectors
+    ):  # frames reach the learner through a connector of its own
         config.training(learner_connector=lambda *_: FrameStackingLearner(num_frames=3))
-    return config.rl_module(model_config={"fcnet_hiddens": [8], "conv_filters": [[4, 2, 1]]})
+    return config.rl_module(
+        model_config={"fcnet_hiddens": [8], "conv_filters": [[4, 2, 1]]}
+    )
 
 
 def loaded(config: Any) -> Target:
@@ -62,7 +68,11 @@ def loaded(config: Any) -> Target:
     [
         (NESTED, [FlattenObservations], (6,)),
         (BOX, [MeanStdFilter], (4,)),
-        (BOX, [PrevActionsPrevRewards, FlattenObservations], (7,)),  # and two actions, a reward
+        (
+            BOX,
+            [PrevActionsPrevRewards, FlattenObservations],
+            (7,),
+        ),  # and two actions, a reward
         (spaces.Discrete(5), [FlattenObservations], (5,)),
         (IMAGES, [stacking], (4, 4, 3)),
     ],
@@ -78,14 +88,19 @@ def test_a_module_is_built_and_fed_for_what_the_connectors_make(
         seed_everything(0)
         inputs = target.inputs(phase, 16)
         columns = inputs.get("default_policy", inputs)
-        assert columns["obs"].shape == (16, *seen) and columns["obs"].dtype is torch.float32
+        assert (
+            columns["obs"].shape == (16, *seen)
+            and columns["obs"].dtype is torch.float32
+        )
         make_side(target, phase, inputs).run()
 
 
 def test_connectors_that_need_the_real_environment_are_named_with_the_way_out() -> None:
     config = ppo(BOX)
     config.env_runners(env_to_module_connector=lambda env, spaces, device: env.secret)
-    with pytest.raises(TargetError, match=r"connectors cannot be built .*secret") as caught:
+    with pytest.raises(
+        TargetError, match=r"connectors cannot be built .*secret"
+    ) as caught:
         loaded(config)
     assert caught.value.hint and "RLModuleSpec" in caught.value.hint
 

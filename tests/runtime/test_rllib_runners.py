@@ -63,7 +63,10 @@ class Masked(default_ppo_torch_rl_module.DefaultPPOTorchRLModule):
 
     def _forward(self, batch: Any, **given: Any) -> Any:
         output = super()._forward(batch, **given)
-        return {**output, "action_dist_inputs": output["action_dist_inputs"] + batch["mask"]}
+        return {
+            **output,
+            "action_dist_inputs": output["action_dist_inputs"] + batch["mask"],
+        }
 
 
 def weights_of(algorithm: Any) -> torch.Tensor:
@@ -110,7 +113,9 @@ def test_threads_that_call_at_once_compile_once(built: Built) -> None:
     # Torch says of a thread that compiles that all do: they go on in eager mode meanwhile.
     assert method.calls >= 2 and (method.graphs, method.later_graphs) == (1, 0)
     for output in outputs:
-        torch.testing.assert_close(output["action_dist_inputs"], outputs[0]["action_dist_inputs"])
+        torch.testing.assert_close(
+            output["action_dist_inputs"], outputs[0]["action_dist_inputs"]
+        )
 
 
 def test_ray_own_flags_are_turned_off(built: Built) -> None:
@@ -127,7 +132,9 @@ def test_ray_own_flags_are_turned_off(built: Built) -> None:
 def test_blocks_are_compiled_where_a_module_repeats_some(built: Built) -> None:
     regional = CompileConfig("aot_eager", scope="regional")
     # A learner of PPO has one encoder for the actions and an equal one for the values.
-    config = ppo().rl_module(model_config={"fcnet_hiddens": [8], "vf_share_layers": False})
+    config = ppo().rl_module(
+        model_config={"fcnet_hiddens": [8], "vf_share_layers": False}
+    )
     _, learner = trained(built(tuned(config, settings(forward_train=regional))))
     compiled = learner["default_policy.forward_train"]
     assert compiled["setting"] == regional.label() and compiled["graphs"] >= 1
@@ -140,7 +147,9 @@ def test_blocks_are_compiled_where_a_module_repeats_some(built: Built) -> None:
 @pytest.mark.parametrize("backend", ["onnxrt", "openvino_onnx"])
 def test_our_onnx_backends_explore(backend: str, built: Built) -> None:
     pytest.importorskip({"onnxrt": "onnxruntime"}.get(backend, "openvino"))
-    algorithm = built(tuned(ppo(), settings(forward_exploration=CompileConfig(backend))))
+    algorithm = built(
+        tuned(ppo(), settings(forward_exploration=CompileConfig(backend)))
+    )
     explored = trained(algorithm, 2)[0]["forward_exploration"]
     assert (explored["graphs"], explored["recompiles"]) == (1, 0)
     module, batch = algorithm.env_runner.module, {"obs": torch.randn(2, 4)}
@@ -163,7 +172,9 @@ def test_a_module_that_needs_more_than_observations_is_compiled_at_its_first_cal
 def test_a_warm_up_does_not_look_at_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_spec(ppo(), inference_only=True).build()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
+    monkeypatch.setattr(
+        torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started")
+    )
     assert warm_up(module, "forward_exploration", 2)
 
 
@@ -212,7 +223,11 @@ def test_each_of_many_runners_compiles_in_one_thread(built: Built) -> None:
         return inductor.compile_threads
 
     group = algorithm.env_runner_group
-    assert group.foreach_env_runner(compile_threads, local_env_runner=False) == [1, 1, 1]
+    assert group.foreach_env_runner(compile_threads, local_env_runner=False) == [
+        1,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.slow
@@ -239,4 +254,6 @@ def test_two_learners_are_tuned_under_ddp(built: Built) -> None:
     algorithm.train()
     found = algorithm.train()["autocompile"]["learners"]
     assert len(found) == 2
-    assert all(f["settings"]["default_policy.forward_train"]["graphs"] >= 1 for f in found)
+    assert all(
+        f["settings"]["default_policy.forward_train"]["graphs"] >= 1 for f in found
+    )

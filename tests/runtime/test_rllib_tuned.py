@@ -35,10 +35,14 @@ Built = Callable[[Any], Any]
 
 def demand_fused(algorithm: Any) -> None:
     optimizers = algorithm.learner_group._learner._named_optimizers.values()
-    assert optimizers and all(group["fused"] for o in optimizers for group in o.param_groups)
+    assert optimizers and all(
+        group["fused"] for o in optimizers for group in o.param_groups
+    )
 
 
-def test_runner_and_learner_use_the_settings_say_so_and_train_as_untuned(built: Built) -> None:
+def test_runner_and_learner_use_the_settings_say_so_and_train_as_untuned(
+    built: Built,
+) -> None:
     config = ppo()
     plain = built(config)
     assert all("autocompile" not in plain.train() for _ in range(2))
@@ -66,11 +70,16 @@ def test_new_weights_reach_a_runner_whose_weights_are_constants(built: Built) ->
         plain = copy.deepcopy(module)
         vars(plain).pop("_forward_exploration")
         torch.testing.assert_close(
-            *(m.forward_exploration(batch, t=5)["action_dist_inputs"] for m in (module, plain))
+            *(
+                m.forward_exploration(batch, t=5)["action_dist_inputs"]
+                for m in (module, plain)
+            )
         )
 
 
-def test_a_restored_algorithm_steps_by_the_settings(built: Built, tmp_path: Any) -> None:
+def test_a_restored_algorithm_steps_by_the_settings(
+    built: Built, tmp_path: Any
+) -> None:
     plain = built(ppo())
     plain.train()
     path = plain.save_to_path(str(tmp_path / "checkpoint"))
@@ -85,16 +94,24 @@ def test_a_restored_algorithm_steps_by_the_settings(built: Built, tmp_path: Any)
     plain.train()
 
 
-def test_evaluation_is_compiled_for_its_own_number_of_environments(built: Built) -> None:
+def test_evaluation_is_compiled_for_its_own_number_of_environments(
+    built: Built,
+) -> None:
     own = {"num_envs_per_env_runner": 1, "explore": False}
-    config = ppo().evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_config=own)
+    config = ppo().evaluation(
+        evaluation_interval=1, evaluation_duration=1, evaluation_config=own
+    )
     (runner,) = built(tuned(config, ALL)).train()["autocompile"]["eval_runners"]
     assert runner["settings"]["forward_inference"]["graphs"] == 1
 
 
-def test_a_setting_that_fails_is_an_error_or_a_warning_and_eager_mode(built: Built) -> None:
+def test_a_setting_that_fails_is_an_error_or_a_warning_and_eager_mode(
+    built: Built,
+) -> None:
     broken = CompileConfig("no_such_backend")
-    broken_all = settings(forward_exploration=broken, forward_train=broken, optimizer_step=broken)
+    broken_all = settings(
+        forward_exploration=broken, forward_train=broken, optimizer_step=broken
+    )
     with pytest.raises(NotInEffect, match="no_such_backend failed"):
         built(tuned(ppo(), broken_all)).train()
     algorithm = built(tuned(ppo(), broken_all, strict=False))
@@ -181,8 +198,12 @@ def test_dqn_and_sac_compile_exploration_once_and_each_of_their_optimizers(
     config = (
         kind()
         .environment(environment)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=20)
-        .training(num_steps_sampled_before_learning_starts=0, train_batch_size_per_learner=16)
+        .env_runners(
+            num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=20
+        )
+        .training(
+            num_steps_sampled_before_learning_starts=0, train_batch_size_per_learner=16
+        )
         .rl_module(model_config={"fcnet_hiddens": [8]})
     )
     runner, learner = trained(built(tuned(config, ALL)), 2)
@@ -206,7 +227,8 @@ def test_a_learner_uses_what_was_measured_of_whole_updates(built: Built) -> None
 def test_several_agents_have_each_module_compiled(built: Built) -> None:
     config = ppo().environment(MultiAgentCartPole, env_config={"num_agents": 2})
     config.multi_agent(
-        policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: "ab"[int(agent) % 2]
+        policies={"a", "b"},
+        policy_mapping_fn=lambda agent, *_, **__: "ab"[int(agent) % 2],
     )
     runner, learner = trained(built(tuned(config, ALL)))
     assert {"a.forward_exploration", "b.forward_exploration"} <= runner.keys()
@@ -225,14 +247,20 @@ def test_what_cannot_be_tuned_is_refused_in_words() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             tuned(config, made)
-    tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
+    tuned(
+        ppo(), settings(forward_exploration=AOT, train_step=elsewhere)
+    )  # RLlib has none
 
 
-def test_of_several_machines_only_the_settings_of_this_one_must_be_usable(built: Built) -> None:
+def test_of_several_machines_only_the_settings_of_this_one_must_be_usable(
+    built: Built,
+) -> None:
     other = settings(forward_exploration=CompileConfig(environment="other"))
     t4 = {"device": "cuda:0", "device_name": "Tesla T4"}
     built(tuned(ppo(), TunedSet((dataclasses.replace(other, fingerprint=t4), ALL))))
-    elsewhere = tuned(ppo(), TunedSet((dataclasses.replace(ALL, fingerprint=t4), other)))
+    elsewhere = tuned(
+        ppo(), TunedSet((dataclasses.replace(ALL, fingerprint=t4), other))
+    )
     with pytest.raises(UsageError, match="needs the interpreter other"):
         built(elsewhere)
     with pytest.raises(UsageError, match="needs the interpreter other"):
@@ -240,9 +268,13 @@ def test_of_several_machines_only_the_settings_of_this_one_must_be_usable(built:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_the_driver_looks_at_no_device(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_looks_at_no_device(
+    several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(actors, "describe", lambda _: pytest.fail("a device was looked at"))
+    monkeypatch.setattr(
+        actors, "describe", lambda _: pytest.fail("a device was looked at")
+    )
     other = settings(forward_exploration=CompileConfig(environment="other"))
     found = TunedSet((other, ALL) if several else (ALL,))
     tuned(ppo().learners(num_gpus_per_learner=1), found)

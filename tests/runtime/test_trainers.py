@@ -82,13 +82,20 @@ def fitted(model: Any, *callbacks: Any, steps: int = 2, **asked: Any) -> Any:
 
 def trained(*callbacks: Any, **asked: Any) -> Any:
     """The Trainer of Transformers after two steps on a tiny GPT-2 without dropout."""
-    more: dict[str, Any] = {"save_strategy": "no", "disable_tqdm": True, "report_to": [], **asked}
+    more: dict[str, Any] = {
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "report_to": [],
+        **asked,
+    }
     arguments = transformers.TrainingArguments(
         "out", max_steps=2, per_device_train_batch_size=4, use_cpu=True, seed=0, **more
     )
     words = torch.arange(8) % 11
     data = [{"input_ids": words, "labels": words}] * 8
-    trainer = transformers.Trainer(gpt2(), arguments, train_dataset=data, callbacks=[*callbacks])
+    trainer = transformers.Trainer(
+        gpt2(), arguments, train_dataset=data, callbacks=[*callbacks]
+    )
     trainer.train()
     return trainer
 
@@ -98,7 +105,9 @@ def gpt2() -> Any:
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **drop, **ends))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, **drop, **ends)
+    )
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -121,7 +130,9 @@ def test_lightning_fits_compiled_and_checkpoints_keep_their_keys(
 
     path = str(tmp_path / "one.ckpt")
     trainer.save_checkpoint(path)
-    assert list(torch.load(path, weights_only=False)["state_dict"]) == list(plain.state_dict())
+    assert list(torch.load(path, weights_only=False)["state_dict"]) == list(
+        plain.state_dict()
+    )
     trainer = fitted(Lit(), OfLightning(tuned, module="net"), steps=3, ckpt_path=path)
     assert steps_of(trainer.optimizers[0]) == 1
     assert trainer.optimizers[0].param_groups[0]["foreach"] is False
@@ -131,7 +142,12 @@ def test_lightning_refuses_what_it_cannot_use(tuned: Path, tmp_path: Path) -> No
     frozen = settings(forward={4: CompileConfig(freezing=True)})
     step_only = settings(optimizer_step={None: STEP})
     for source, module, words, hint in (
-        (tuned, "", "does not call Lit", "module="),  # the training step calls something else
+        (
+            tuned,
+            "",
+            "does not call Lit",
+            "module=",
+        ),  # the training step calls something else
         (frozen, "net", "no gradients", "tune"),
         (step_only, "net", "these are of optimizer_step", "train_step"),
         (frozen, "nett", "nett", "module="),
@@ -156,7 +172,9 @@ def test_transformers_train_compiled_and_checkpoints_keep_their_keys(
     assert said(caplog) == [f"GPT2LMHeadModel: {APPLIED}"]
 
     trainer.save_model("saved")
-    _, found = transformers.GPT2LMHeadModel.from_pretrained("saved", output_loading_info=True)
+    _, found = transformers.GPT2LMHeadModel.from_pretrained(
+        "saved", output_loading_info=True
+    )
     assert not any(found.values()), found
 
 
@@ -166,10 +184,14 @@ def test_transformers_take_the_settings_of_the_nearest_batch_size() -> None:
     assert trained(OfTransformers(found)).model._compiled_call_impl is None
 
 
-def test_transformers_refuse_several_gpus_and_torch_compile_beside_it(tuned: Path) -> None:
+def test_transformers_refuse_several_gpus_and_torch_compile_beside_it(
+    tuned: Path,
+) -> None:
     arguments = SimpleNamespace(n_gpu=2, per_device_train_batch_size=4)
     with pytest.raises(UsageError, match="several GPUs") as caught:
-        OfTransformers(tuned).on_train_begin(arguments, None, None, model=None, optimizer=None)
+        OfTransformers(tuned).on_train_begin(
+            arguments, None, None, model=None, optimizer=None
+        )
     assert "torchrun" in str(caught.value.hint)
     too = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     with pytest.raises(UsageError, match="does not call GPT2LMHeadModel") as caught:

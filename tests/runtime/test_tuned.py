@@ -31,17 +31,23 @@ AOT = CompileConfig("aot_eager")  # captures graphs and needs no C++ compiler
 
 
 def settings(**phases: Any) -> Tuned:
-    here = {k: v for k, v in describe(CPU).items() if k in ("torch", "device", "threads")}
+    here = {
+        k: v for k, v in describe(CPU).items() if k in ("torch", "device", "threads")
+    }
     found = {
         name: tuple(Choice(config, size, SPEEDUP, 3) for size, config in sizes.items())
         for name, sizes in phases.items()
     }
-    return Tuned(found, here, "model.py", {name: min(s) for name, s in phases.items() if min(s)})
+    return Tuned(
+        found, here, "model.py", {name: min(s) for name, s in phases.items() if min(s)}
+    )
 
 
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)
+    )
 
 
 def graphs() -> int:
@@ -74,7 +80,9 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
 def test_the_nearest_batch_size_that_was_measured_is_taken(
     asked: int | None, measured_at: int
 ) -> None:
-    made = Tuned({"forward": tuple(Choice(AOT, n) for n in (1, 4, 16))}, {}, "", {"forward": 4})
+    made = Tuned(
+        {"forward": tuple(Choice(AOT, n) for n in (1, 4, 16))}, {}, "", {"forward": 4}
+    )
     choice = made.at("forward", asked)
     assert choice is not None and choice.batch_size == measured_at
     assert made.at("train_step", asked) is None
@@ -89,14 +97,22 @@ def test_the_nearest_batch_size_that_was_measured_is_taken(
         ('{"autocompile_settings": 99}', "no settings of schema 1"),
         ('{"autocompile_settings": 1, "phases": {"forward": [{}]}}', "is damaged"),
         ('{"autocompile_settings": 1, "phases": [1]}', "is damaged"),
-        ('{"autocompile_settings": 1, "machines": []}', "is damaged: it lists no machines"),
-        ('{"autocompile_settings": 1, "machines": {}}', "is damaged: it lists no machines"),
+        (
+            '{"autocompile_settings": 1, "machines": []}',
+            "is damaged: it lists no machines",
+        ),
+        (
+            '{"autocompile_settings": 1, "machines": {}}',
+            "is damaged: it lists no machines",
+        ),
         ('{"autocompile_settings": 1, "machines": [1]}', "holds no settings"),
         ('{"autocompile_settings": 9, "machines": [{}]}', "holds no settings"),
         (None, "cannot read"),
     ],
 )
-def test_a_file_that_is_none_is_a_usage_error(text: str | None, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_a_usage_error(
+    text: str | None, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "tuned.json"
     if text is not None:
         path.write_text(text)
@@ -104,7 +120,9 @@ def test_a_file_that_is_none_is_a_usage_error(text: str | None, words: str, tmp_
         TunedSet.read(path)
 
 
-def test_apply_compiles_in_place_and_new_weights_take_effect_until_it_is_taken_back() -> None:
+def test_apply_compiles_in_place_and_new_weights_take_effect_until_it_is_taken_back() -> (
+    None
+):
     model, plain, x = net(), net(), torch.randn(4, 8)
     keys, before = list(model.state_dict()), graphs()
     assert autocompile.apply(model, settings(forward={4: AOT})) is model
@@ -134,7 +152,9 @@ def test_apply_tells_of_another_torch_and_of_what_nothing_confirms() -> None:
         autocompile.apply(net(), here)
 
 
-def test_of_several_machines_the_entry_of_the_models_device_is_applied(tmp_path: Path) -> None:
+def test_of_several_machines_the_entry_of_the_models_device_is_applied(
+    tmp_path: Path,
+) -> None:
     fused = CompileConfig("eager", optimizer="fused")
     here, elsewhere = settings(forward={4: AOT}), settings(optimizer_step={None: fused})
     name = {"device_name": describe(CPU)["device_name"]}
@@ -149,7 +169,9 @@ def test_of_several_machines_the_entry_of_the_models_device_is_applied(tmp_path:
         autocompile.apply(model, path)
     model(torch.randn(4, 8))
     assert graphs() == before + 1
-    with pytest.raises(UsageError, match=r"no settings for optimizer_step \(choose from: forward"):
+    with pytest.raises(
+        UsageError, match=r"no settings for optimizer_step \(choose from: forward"
+    ):
         autocompile.apply(model, path, "optimizer_step")
     path.write_text(TunedSet((elsewhere, replaced_name(here, "a CPU"))).to_json())
     told = r"device_name a CPU, here .*\): results are the same"
@@ -158,14 +180,18 @@ def test_of_several_machines_the_entry_of_the_models_device_is_applied(tmp_path:
 
 
 def replaced_name(made: Tuned, name: str) -> Tuned:
-    return dataclasses.replace(made, fingerprint={**made.fingerprint, "device_name": name})
+    return dataclasses.replace(
+        made, fingerprint={**made.fingerprint, "device_name": name}
+    )
 
 
 def test_where_nothing_is_known_of_a_machine_nothing_differs() -> None:
     here = {"torch": torch.__version__, "device": "cpu"}
     assert Tuned({}, {}).differences(here) == []
     assert Tuned({}, {"device": "cuda:1"}).differences({"device": "cuda:0"}) == []
-    assert Tuned({}, {"device": "cuda:0"}).differences(here) == ["device cuda, here cpu"]
+    assert Tuned({}, {"device": "cuda:0"}).differences(here) == [
+        "device cuda, here cpu"
+    ]
 
 
 def test_apply_refuses_what_it_cannot_do_in_words() -> None:
@@ -173,7 +199,11 @@ def test_apply_refuses_what_it_cannot_do_in_words() -> None:
     other = settings(forward={4: CompileConfig("ipex", environment="ipex")})
     step_only = settings(optimizer_step={None: AOT})
     for made, phase, words in (
-        (settings(forward={4: AOT}), "train_step", r"no settings for train_step \(choose from: f"),
+        (
+            settings(forward={4: AOT}),
+            "train_step",
+            r"no settings for train_step \(choose from: f",
+        ),
         (both, None, "2 forward phases; name one"),
         (both, "forward_exploration", "a Sequential has no forward_exploration"),
         (step_only, "optimizer_step", "are about an optimizer"),
@@ -189,15 +219,21 @@ def test_a_whole_update_goes_before_its_parts() -> None:
     (forward, choice), (own_step, other) = parts.of_learner(4)
     assert (forward, own_step) == ("forward_train", "optimizer_step")
     assert choice and choice.config == AOT and other and other.config == EAGER
-    whole = CompileConfig("aot_eager", optimizer="tensor_lr", memory_format="channels_last")
+    whole = CompileConfig(
+        "aot_eager", optimizer="tensor_lr", memory_format="channels_last"
+    )
     both = settings(forward_train={4: AOT}, learner_update={4: AOT, 64: whole})
     (forward, choice), (own_step, other) = both.of_learner(60)
     assert forward == own_step == "learner_update"
     assert choice and choice.config == whole
     assert other and other.config == CompileConfig("aot_eager", optimizer="tensor_lr")
-    fused = CompileConfig(mode="max-autotune", optimizer="fused")  # which torch does not compile
+    fused = CompileConfig(
+        mode="max-autotune", optimizer="fused"
+    )  # which torch does not compile
     assert fused.of_optimizer == CompileConfig("eager", optimizer="fused")
-    with pytest.raises(UsageError, match="a Sequential has no learner_update") as caught:
+    with pytest.raises(
+        UsageError, match="a Sequential has no learner_update"
+    ) as caught:
         autocompile.apply(net(), both, "learner_update")
     assert caught.value.hint == "from autocompile.rllib import tuned"
 
@@ -206,7 +242,10 @@ def test_blocks_are_compiled_no_longer_once_another_setting_is_applied() -> None
     class Blocks(torch.nn.Sequential):
         """Its blocks are seen as regions."""
 
-    model, x = torch.nn.Sequential(Blocks(*net()[:2], torch.nn.Linear(16, 8))), torch.randn(4, 8)
+    model, x = (
+        torch.nn.Sequential(Blocks(*net()[:2], torch.nn.Linear(16, 8))),
+        torch.randn(4, 8),
+    )
     model.append(copy.deepcopy(model[0]))
     regional = settings(forward={4: CompileConfig("aot_eager", scope="regional")})
     with torch.no_grad():
@@ -246,7 +285,9 @@ def test_models_of_one_class_are_compiled_each_however_many_there_are() -> None:
 
 def test_what_fails_goes_on_uncompiled_where_that_is_asked_for() -> None:
     model, x = net(), torch.randn(4, 8)
-    compiled = apply_to_phase(model, "forward", CompileConfig("no_such_backend"), or_eager=True)
+    compiled = apply_to_phase(
+        model, "forward", CompileConfig("no_such_backend"), or_eager=True
+    )
     assert compiled is not None
     torch.testing.assert_close(model(x), net()(x))
     assert "no_such_backend" in compiled.failed
@@ -269,7 +310,9 @@ class Explorer(torch.nn.Module):
         return self._forward_exploration(batch)
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
 def test_a_copy_of_a_module_has_its_own_weights_and_is_not_compiled(way: Any) -> None:
     model, x = Explorer(), torch.randn(4, 8)
     apply_to_phase(model, "forward_exploration", AOT)
@@ -284,9 +327,13 @@ def test_a_copy_of_a_module_has_its_own_weights_and_is_not_compiled(way: Any) ->
 
 
 def test_the_optimizer_of_a_model_steps_by_the_settings() -> None:
-    made = settings(optimizer_step={None: CompileConfig("aot_eager", optimizer="for_loop")})
+    made = settings(
+        optimizer_step={None: CompileConfig("aot_eager", optimizer="for_loop")}
+    )
     model, plain = net(), net()
-    optimizer, usual = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, plain))
+    optimizer, usual = (
+        torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, plain)
+    )
     autocompile.apply(model, made, "optimizer_step", optimizer=optimizer)
     before = graphs()
     for _ in range(3):
@@ -301,7 +348,10 @@ class Seen(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.states = torch.nn.Parameter(torch.ones(8, 2)), list[tuple[str, Any]]()
+        self.weight, self.states = (
+            torch.nn.Parameter(torch.ones(8, 2)),
+            list[tuple[str, Any]](),
+        )
         self.weight.register_hook(lambda _: self.note("backward"))
 
     def note(self, when: str) -> None:
@@ -325,7 +375,9 @@ class Seen(torch.nn.Module):
 
 
 @pytest.mark.parametrize("phases", ["forward and optimizer_step", "train_step"])
-def test_threads_and_precision_hold_while_that_runs_which_they_are_of(phases: str) -> None:
+def test_threads_and_precision_hold_while_that_runs_which_they_are_of(
+    phases: str,
+) -> None:
     usual = torch.get_num_threads(), torch.get_float32_matmul_precision()
     calls = CompileConfig("eager", threads=usual[0] + 1, precision="high")
     steps = CompileConfig("eager", threads=usual[0] + 2)
@@ -337,7 +389,9 @@ def test_threads_and_precision_hold_while_that_runs_which_they_are_of(phases: st
         warnings.simplefilter("error")  # also that the second is of other threads
         if phases == "train_step":
             of_steps = of_calls
-            autocompile.apply(model, settings(train_step={4: calls}), phases, optimizer=optimizer)
+            autocompile.apply(
+                model, settings(train_step={4: calls}), phases, optimizer=optimizer
+            )
         else:
             made = settings(forward={4: calls}, optimizer_step={None: steps})
             autocompile.apply(model, made, "optimizer_step", optimizer=optimizer)
@@ -380,7 +434,9 @@ def test_what_the_process_has_is_put_back_whatever_ends_first() -> None:
     between = Noting.apply(first(before))
     third(second(between)).sum().backward()
     assert torch.get_float32_matmul_precision() == usual
-    assert Noting.seen == ["high", "medium", "high"], "of third, after second's, after first's"
+    assert Noting.seen == ["high", "medium", "high"], (
+        "of third, after second's, after first's"
+    )
     (first(torch.ones(2, 4)).sum() + second(torch.ones(2, 4)).sum()).backward()
     assert torch.get_float32_matmul_precision() == usual
 
@@ -417,7 +473,9 @@ def test_a_precision_holds_also_where_torchs_newer_switches_were_used() -> None:
 
     model = net()
     model.register_forward_hook(switches)
-    autocompile.apply(model, settings(forward={4: CompileConfig("eager", precision="medium")}))
+    autocompile.apply(
+        model, settings(forward={4: CompileConfig("eager", precision="medium")})
+    )
     switches()
     model(torch.ones(4, 8))
     switches()
@@ -429,7 +487,8 @@ def test_a_trainers_optimizers_step_on_the_threads_that_are_named_as_applied() -
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: model.note("step"))
     made = settings(
-        forward={4: AOT}, optimizer_step={None: CompileConfig("eager", threads=usual + 1)}
+        forward={4: AOT},
+        optimizer_step={None: CompileConfig("eager", threads=usual + 1)},
     )
     said = InTraining(made).apply(model, [optimizer])
     assert said.endswith(f"optimizer step: eager · {usual + 1} threads")
@@ -462,7 +521,9 @@ def test_a_schedule_works_beside_a_compiled_step_and_another_takes_its_place(
 ) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if schedule_first else None
+    schedule = (
+        torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if schedule_first else None
+    )
     first = apply_to_optimizer(optimizer, AOT)
     schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     second = apply_to_optimizer(optimizer, AOT)
@@ -480,7 +541,9 @@ def test_a_schedule_works_beside_a_compiled_step_and_another_takes_its_place(
     assert not torch.equal(before, model[0].bias)
 
 
-def test_a_state_that_was_loaded_takes_the_implementation_back_until_it_is_applied_again() -> None:
+def test_a_state_that_was_loaded_takes_the_implementation_back_until_it_is_applied_again() -> (
+    None
+):
     fused, model = CompileConfig("eager", optimizer="fused"), net()
     optimizer = torch.optim.Adam(model.parameters())
     step(model, optimizer)
@@ -496,9 +559,13 @@ def test_a_state_that_was_loaded_takes_the_implementation_back_until_it_is_appli
 @pytest.mark.filterwarnings("ignore:the settings were measured elsewhere")
 def test_a_result_compiles_a_model_by_its_best_setting(target: Path) -> None:
     speeds = {"eager": 1.0, "aot_eager": 1.5}
-    executor = FakeExecutor(lambda request: measured(speeds[request["config"]["backend"]]))
+    executor = FakeExecutor(
+        lambda request: measured(speeds[request["config"]["backend"]])
+    )
     space = autocompile.SearchSpace(backends=("aot_eager",), batch_sizes=(4, 16))
-    result = autocompile.tune(target, executor=executor, space=space, trials=6, progress="none")
+    result = autocompile.tune(
+        target, executor=executor, space=space, trials=6, progress="none"
+    )
     assert result.verdict == {"forward": "faster"}
     model = net()
     assert result.compile(model) is model

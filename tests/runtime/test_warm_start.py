@@ -65,7 +65,9 @@ def settings(*, target: Path | str = "model.py", **phases: CompileConfig) -> Tun
 
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    )
 
 
 def file_of(tuned: Tuned, folder: Path) -> Path:
@@ -73,7 +75,9 @@ def file_of(tuned: Tuned, folder: Path) -> Path:
     cache = folder / "tuned.cache"
     sha256 = hashlib.sha256(cache.read_bytes()).hexdigest() if cache.exists() else "0"
     path = folder / "tuned.json"
-    with_cache = dataclasses.replace(tuned, cache={"file": "tuned.cache", "sha256": sha256})
+    with_cache = dataclasses.replace(
+        tuned, cache={"file": "tuned.cache", "sha256": sha256}
+    )
     path.write_text(TunedSet((with_cache,)).to_json(), "utf-8")
     return path
 
@@ -89,7 +93,9 @@ def cache_of(folder: Path, **changes: Any) -> None:
 def saved(made: Tuned, folder: Path) -> SaveResult:
     """What ``save`` says of a cache that it has written there."""
     header = Header(made.target, "cpu")
-    request = SaveRequest(header=header, settings=made, file=str(folder / "tuned.cache"))
+    request = SaveRequest(
+        header=header, settings=made, file=str(folder / "tuned.cache")
+    )
     result = SaveResult()
     path = list(sys.path)
     CacheArtifactManager.clear()  # of what this process has compiled before
@@ -116,7 +122,10 @@ def test_what_one_process_has_compiled_another_finds(
             autocompile.apply(model, file_of(made, tmp_path))
         torch.testing.assert_close(model(x), net()(x))
     found = {**counters["aot_autograd"], **counters["inductor"]}
-    assert (found.get("autograd_cache_hit"), found.get("fxgraph_cache_hit")) == (1, 1), found
+    assert (found.get("autograd_cache_hit"), found.get("fxgraph_cache_hit")) == (
+        1,
+        1,
+    ), found
 
 
 def without(path: Path, key: str) -> None:
@@ -130,9 +139,17 @@ def without(path: Path, key: str) -> None:
     [
         ({"torch": "1.0"}, None, r"made elsewhere \(torch 1\.0, here 2"),
         ({"cpu_capability": "mmx"}, None, r"cpu_capability mmx, here"),
-        ({}, lambda path: cache_of(path.parent, python="1"), "not the file that the settings were"),
+        (
+            {},
+            lambda path: cache_of(path.parent, python="1"),
+            "not the file that the settings were",
+        ),
         ({}, lambda path: path.with_suffix(".cache").unlink(), "No such file"),
-        ({}, lambda path: without(path, "sha256"), "not the file that the settings were"),
+        (
+            {},
+            lambda path: without(path, "sha256"),
+            "not the file that the settings were",
+        ),
         (None, None, "not a zip file"),  # no file of ours
     ],
 )
@@ -156,7 +173,9 @@ def test_a_cache_that_does_not_fit_is_not_used_and_one_warning_says_so(
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "tuned.py"]])
-def test_a_cache_is_asked_for_together_with_a_file(output: list[str], work: Path) -> None:
+def test_a_cache_is_asked_for_together_with_a_file(
+    output: list[str], work: Path
+) -> None:
     error = CliRunner().invoke(app, ["export", *output, "--with-cache"]).exception
     assert isinstance(error, UsageError)
     assert error.hint == "autocompile export last -o tuned.json --with-cache"
@@ -291,6 +310,8 @@ def test_an_env_runner_finds_its_phase_also_on_the_one_thread_that_ray_gives_it(
     pytest.importorskip("ray")
     (work / "rl_target.py").write_text(RL_TARGET)
     (work / "use.py").write_text(RL_USE)
-    made = settings(target=f"{work}/rl_target.py:config", forward_exploration=CompileConfig())
+    made = settings(
+        target=f"{work}/rl_target.py:config", forward_exploration=CompileConfig()
+    )
     export_with_cache(made, work / "tuned.json", 200.0)
     assert hits_and_misses(work) == hits_and_misses(work, OMP_NUM_THREADS="1") == (1, 0)

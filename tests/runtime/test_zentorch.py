@@ -33,7 +33,9 @@ def test_every_setting_is_right_and_follows_the_weights(tmp_path: Path) -> None:
         budget_s=120.0,
         run_dir=tmp_path / "run",
     )
-    tried = [r for r in result.trials if r.config.backend == "zentorch" and r.race is None]
+    tried = [
+        r for r in result.trials if r.config.backend == "zentorch" and r.race is None
+    ]
     assert {(r.phase, r.config.freezing) for r in tried} == {
         ("forward", False), ("forward", True), ("train_step", False),
     }  # fmt: skip

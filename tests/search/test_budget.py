@@ -43,22 +43,35 @@ def test_a_part_is_kept_back_for_racing_and_no_more_than_is_needed() -> None:
 class Working(FakeExecutor):
     """Trials take the time that they say."""
 
-    def __init__(self, clock: Clock, trial_s: float, set_s: float, speedup: float = 1.5) -> None:
-        self.clock, self.trial_s, self.set_s, self.speedup = clock, trial_s, set_s, speedup
+    def __init__(
+        self, clock: Clock, trial_s: float, set_s: float, speedup: float = 1.5
+    ) -> None:
+        self.clock, self.trial_s, self.set_s, self.speedup = (
+            clock,
+            trial_s,
+            set_s,
+            speedup,
+        )
         modes = {m: m for m in ("default", *(f"mode-{n}" for n in range(6)))}
         super().__init__(self.work, probed(modes=modes))
 
     def work(self, request: Mapping[str, Any]) -> Ending:
         self.clock.work(self.set_s / 3 if "repeats" in request else self.trial_s)
-        return measured(1.0 if request["config"]["backend"] == "eager" else self.speedup)
+        return measured(
+            1.0 if request["config"]["backend"] == "eager" else self.speedup
+        )
 
 
 @pytest.mark.parametrize("budget_s", [30.0, 120.0, 600.0])
 @pytest.mark.parametrize("speedup", [1.5, 0.7])
-def test_a_run_is_kept_within_its_budget(target: Path, budget_s: float, speedup: float) -> None:
+def test_a_run_is_kept_within_its_budget(
+    target: Path, budget_s: float, speedup: float
+) -> None:
     clock = Clock()
     executor = Working(clock, trial_s=3.0, set_s=6.0, speedup=speedup)
-    result = tune(target, executor=executor, space=SPACE, budget_s=budget_s, clock=clock.monotonic)
+    result = tune(
+        target, executor=executor, space=SPACE, budget_s=budget_s, clock=clock.monotonic
+    )
     assert clock.monotonic() <= 1.1 * budget_s + 3.0
     assert result.verdict["forward"] == ("faster" if speedup > 1 else "keep_eager")
 
@@ -85,7 +98,9 @@ def test_what_does_not_end_leaves_the_races_their_time(target: Path) -> None:
     executor = Stuck(clock, trial_s=3.0, set_s=3.0)
     executor.slots = 2
     space = SearchSpace(batch_sizes=(4,), fullgraph=(False,))
-    result = tune(target, executor=executor, space=space, budget_s=120.0, clock=clock.monotonic)
+    result = tune(
+        target, executor=executor, space=space, budget_s=120.0, clock=clock.monotonic
+    )
     (ended,) = [r for r in result.trials if r.outcome.value == "interrupted"]
     assert ended.number == executor.stuck
     assert not result.interrupted
@@ -94,8 +109,12 @@ def test_what_does_not_end_leaves_the_races_their_time(target: Path) -> None:
     assert clock.monotonic() <= 1.1 * 120.0
     notes = result.to_dict()["phases"]["forward"]["notes"]
     assert "1 trial was stopped before the end" in str(notes)
-    again = tune(target, executor=Working(Clock(), 3.0, 3.0), run_dir=result.run_dir, resume=True)
-    assert any(r.ok and r.config == ended.config for r in again.trials), "it is tried again"
+    again = tune(
+        target, executor=Working(Clock(), 3.0, 3.0), run_dir=result.run_dir, resume=True
+    )
+    assert any(r.ok and r.config == ended.config for r in again.trials), (
+        "it is tried again"
+    )
 
 
 def test_a_trial_is_ended_for_the_races_that_are_needed_and_not_much_before() -> None:
@@ -115,8 +134,14 @@ def test_more_budget_searches_deeper_and_resuming_goes_on(target: Path) -> None:
     for budget_s in (60.0, 200.0):
         clock = Clock()
         executor = Working(clock, trial_s=3.0, set_s=6.0)
-        options: dict[str, Any] = {"budget_s": budget_s, "clock": clock.monotonic, "space": SPACE}
-        result = tune(target, executor=executor, run_dir=f"run-{budget_s:.0f}", **options)
+        options: dict[str, Any] = {
+            "budget_s": budget_s,
+            "clock": clock.monotonic,
+            "space": SPACE,
+        }
+        result = tune(
+            target, executor=executor, run_dir=f"run-{budget_s:.0f}", **options
+        )
         tried.append(result.to_dict()["phases"]["forward"]["tried"])
     assert tried[1] > tried[0]
     clock = Clock()
@@ -132,4 +157,6 @@ def test_both_phases_share_one_study_and_none_waits_for_the_other(target: Path) 
     assert {r["phase"] for r in executor.requests} == {"forward", "optimizer_step"}
     assert isinstance(result, autocompile.Result)
     first = [r for r in executor.requests if r["config"]["optimizer"] == "fused"]
-    assert executor.requests.index(first[0]) < 8, "eager's own fused step needs no compiler"
+    assert executor.requests.index(first[0]) < 8, (
+        "eager's own fused step needs no compiler"
+    )

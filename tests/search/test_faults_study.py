@@ -21,7 +21,16 @@ from conftest import TARGETS, assert_nothing_left
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 COMMAND = [sys.executable, "-m", "autocompile", "tune", "sleeper.py"]
-NEW = ["--phase", "forward", "--batch-size", "4", "--effort", "quick", "--fullgraph", "false"]
+NEW = [
+    "--phase",
+    "forward",
+    "--batch-size",
+    "4",
+    "--effort",
+    "quick",
+    "--fullgraph",
+    "false",
+]
 RUN = Path("runs/sleeper-0001")
 _PATIENCE_S = 200.0  # a trial sleeps for longer: the machine may be slow
 pytestmark = pytest.mark.timeout(900)
@@ -33,7 +42,9 @@ class Tuner:
     started: ClassVar[list[Tuner]] = []
 
     def __init__(self, *options: str) -> None:
-        self._out, self._err = (Path(f"{name}{len(self.started)}") for name in ("out", "err"))
+        self._out, self._err = (
+            Path(f"{name}{len(self.started)}") for name in ("out", "err")
+        )
         with open(self._out, "w") as out, open(self._err, "w") as err:
             self.process = subprocess.Popen(
                 [*COMMAND, *options, "--json", "--progress", "plain"],
@@ -41,7 +52,9 @@ class Tuner:
                 stderr=err,
                 start_new_session=True,
                 # A test run in the background of a shell would hand an ignored SIGINT down.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+                preexec_fn=lambda: (
+                    signal.signal(signal.SIGINT, signal.SIG_DFL) and None
+                ),
             )
         self.started.append(self)
 
@@ -131,7 +144,9 @@ def resumed(typed: Typed) -> None:
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_a_killed_tuner_leaves_nothing_alive_and_its_run_is_resumed(
     sleeper: Path, typed: Typed, isolation: str
 ) -> None:
@@ -157,12 +172,17 @@ def fork_servers(tuner: Tuner) -> list[int]:
     found = []
     for pid in Path(children).read_text().split():
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if b"autocompile.trial.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if (
+                b"autocompile.trial.fork_server"
+                in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ):
                 found.append(int(pid))
     return found
 
 
-def test_a_killed_fork_server_costs_the_running_trial_a_second_try(sleeper: Path) -> None:
+def test_a_killed_fork_server_costs_the_running_trial_a_second_try(
+    sleeper: Path,
+) -> None:
     sleep_in("compile")
     tuner = Tuner(*NEW, "--backend", "one,two", "--jobs", "1").until_asleep()
     (fork_server,) = fork_servers(tuner)
@@ -177,7 +197,9 @@ def test_a_killed_fork_server_costs_the_running_trial_a_second_try(sleeper: Path
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_each_step_ends_the_run_and_it_goes_on(sleeper: Path, typed: Typed) -> None:
+def test_ctrl_c_in_each_step_ends_the_run_and_it_goes_on(
+    sleeper: Path, typed: Typed
+) -> None:
     options = [*NEW, "--backend", "one", "--jobs", "1"]
     spare = 2  # the probe and eager
     for step in ("import", "build", "eager", "compile", "verify", "measure"):
@@ -231,7 +253,10 @@ def mounted(place: Path, *options: str) -> Iterator[None]:
     """A small disk of its own at a folder."""
     place.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(command, capture_output=True).returncode
+    ):
         pytest.skip("nothing can be mounted here")
     try:
         yield
@@ -286,13 +311,29 @@ def test_a_disk_that_fills_up_during_a_trial_is_one_paragraph_and_loses_no_other
 # --- at any moment ------------------------------------------------------------------------------
 
 
-EVERY = ["--phase", "forward", "--batch-size", "1,2", "--effort", "quick", "--jobs", "2"]
-EVERY += ["--backend", "one,two,honest,wrong,raises,leaves", "--run-dir", "runs/sleeper-0001"]
+EVERY = [
+    "--phase",
+    "forward",
+    "--batch-size",
+    "1,2",
+    "--effort",
+    "quick",
+    "--jobs",
+    "2",
+]
+EVERY += [
+    "--backend",
+    "one,two,honest,wrong,raises,leaves",
+    "--run-dir",
+    "runs/sleeper-0001",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"]
+)
 def test_a_run_that_is_ended_at_twenty_random_moments_is_the_undisturbed_run(
     sleeper: Path, typed: Typed, number: int
 ) -> None:
@@ -312,7 +353,9 @@ def test_a_run_that_is_ended_at_twenty_random_moments_is_the_undisturbed_run(
             assert code == 0, tuner.said
         except subprocess.TimeoutExpired:
             tuner.send(number)
-            assert tuner.end(30) in ((130, 0) if number == signal.SIGINT else (-number,))
+            assert tuner.end(30) in (
+                (130, 0) if number == signal.SIGINT else (-number,)
+            )
         assert "Traceback" not in tuner.said
         assert_nothing_left("AUTOCOMPILE_TRIAL=")
         now = results()

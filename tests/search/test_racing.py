@@ -32,13 +32,17 @@ from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.store.report import Best
 
 MODES = ("default", "lite", "max-autotune")
-SPACE = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,), modes=MODES)
+SPACE = SearchSpace(
+    batch_sizes=(4,), fullgraph=(False,), freezing=(False,), modes=MODES
+)
 PROBED = {"modes": {m: m for m in MODES}}
 CLEAR = speeds({"default": 1.2, "lite": 1.0, "max-autotune": 1.5})
 
 
 def race(target: Path, script: Any = CLEAR, **options: Any) -> autocompile.Result:
-    executor = script if isinstance(script, FakeExecutor) else with_modes(script, *MODES)
+    executor = (
+        script if isinstance(script, FakeExecutor) else with_modes(script, *MODES)
+    )
     return tuned(target, executor, **{"space": SPACE, **options})
 
 
@@ -67,7 +71,9 @@ def test_three_sets_are_enough_where_the_order_is_clear(target: Path) -> None:
     assert result.to_dict()["phases"]["forward"]["confidence"]["decided"]
 
 
-def test_who_may_still_be_better_gets_more_sets_and_no_more_than_six(target: Path) -> None:
+def test_who_may_still_be_better_gets_more_sets_and_no_more_than_six(
+    target: Path,
+) -> None:
     values = {
         "max-autotune": cycle([1.20, 1.32, 1.26]),
         "default": cycle([1.22, 1.18, 1.31]),
@@ -94,11 +100,15 @@ def test_each_batch_size_and_phase_is_raced_the_users_own_first(target: Path) ->
     result = race(target, own_size(CLEAR), space=space, progress=show)
     assert show.races == [4, 4, 4, 16, 16, 16, 1, 1, 1]
     phase = result.to_dict()["phases"]["forward"]
-    assert phase["best"]["batch_size"] == 4, "the report is about the user's own batch size"
+    assert phase["best"]["batch_size"] == 4, (
+        "the report is about the user's own batch size"
+    )
     assert [row["confirmed_processes"] for row in phase["by_batch_size"]] == [3, 3, 3]
 
 
-def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(target: Path) -> None:
+def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(
+    target: Path,
+) -> None:
     show, space = Listener(), dataclasses.replace(SPACE, batch_sizes=(1, 4))
 
     def slow_at_first(request: Mapping[str, Any]) -> Ending:
@@ -125,39 +135,53 @@ class Dies(FakeExecutor):
 
     def start(self, job: Job) -> None:
         request = read_request(job.folder)
-        if not isinstance(request, RaceRequest) or any(s.exported for s in request.sides):
+        if not isinstance(request, RaceRequest) or any(
+            s.exported for s in request.sides
+        ):
             super().start(job)
             return
         self.groups.append([side.config.mode for side in request.sides])
-        guilty = [side.number for side in request.sides if side.config.mode == self.mode]
+        guilty = [
+            side.number for side in request.sides if side.config.mode == self.mode
+        ]
         if not self.times or (self.mode and not guilty):
             super().start(job)
             return
         self.times -= 1
         if guilty:
             (job.folder / AT_WORK).write_text(f"{guilty[0]:8d}")
-        ending = Ending(self.outcome, Step.MEASURE, f"{self.outcome.value} in measure", wall_s=1.0)
+        ending = Ending(
+            self.outcome, Step.MEASURE, f"{self.outcome.value} in measure", wall_s=1.0
+        )
         self._events.append(Ended(job.number, ending))
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timeout", "out_of_memory"])
-def test_a_crash_or_a_hang_ends_that_candidate_and_not_the_race(target: Path, outcome: str) -> None:
+def test_a_crash_or_a_hang_ends_that_candidate_and_not_the_race(
+    target: Path, outcome: str
+) -> None:
     executor = Dies("max-autotune", outcome)
     # A search that may end early has no need of "lite" beside what is so much faster.
     result = race(target, executor, effort="full")
     assert result.config["forward"].mode == "lite"
     assert best_of(result).confirmed_processes >= 3
     assert lost(result) == [("max-autotune", outcome)]
-    assert ["max-autotune"] in executor.groups, "it had a process of its own before it was given up"
+    assert ["max-autotune"] in executor.groups, (
+        "it had a process of its own before it was given up"
+    )
 
 
-def test_who_failed_beside_others_and_not_by_itself_stays_in_the_race(target: Path) -> None:
+def test_who_failed_beside_others_and_not_by_itself_stays_in_the_race(
+    target: Path,
+) -> None:
     executor = Dies("max-autotune", "out_of_memory", times=1)
     assert race(target, executor).config["forward"].mode == "max-autotune"
     assert executor.groups.count(["max-autotune"]) >= 3
 
 
-def test_a_process_that_dies_with_nobody_at_work_ends_the_race_with_a_warning(target: Path) -> None:
+def test_a_process_that_dies_with_nobody_at_work_ends_the_race_with_a_warning(
+    target: Path,
+) -> None:
     show = Listener()
     result = race(target, Dies("", "crashed"), progress=show)
     (said,) = show.warnings
@@ -166,7 +190,9 @@ def test_a_process_that_dies_with_nobody_at_work_ends_the_race_with_a_warning(ta
     assert not result.is_faster_by(1.01, "forward")
 
 
-def test_who_sets_something_for_the_process_runs_by_itself_in_turns(target: Path) -> None:
+def test_who_sets_something_for_the_process_runs_by_itself_in_turns(
+    target: Path,
+) -> None:
     def one_thread(request: Mapping[str, Any]) -> Ending:
         is_one = request["config"]["threads"] == 1
         return measured(1.6 if is_one else 1.0 if is_eager(request) else 1.5)
@@ -183,13 +209,17 @@ def test_who_sets_something_for_the_process_runs_by_itself_in_turns(target: Path
     assert all(r["takes_turns"] for r in races)
 
 
-def test_a_backend_that_changes_the_process_for_what_follows_runs_by_itself(target: Path) -> None:
+def test_a_backend_that_changes_the_process_for_what_follows_runs_by_itself(
+    target: Path,
+) -> None:
     def by_backend(request: Mapping[str, Any]) -> Ending:
         faster = {"eager": 1.0, "inductor": 1.5, "zentorch": 1.6}
         return measured(faster[request["config"]["backend"]])
 
     backends = {"inductor": "", "zentorch": ""}
-    executor = Recorder(by_backend, probed(backends=backends, all_backends=[*backends]), slots=2)
+    executor = Recorder(
+        by_backend, probed(backends=backends, all_backends=[*backends]), slots=2
+    )
     space = dataclasses.replace(SPACE, modes=("default",), freezing=(False, True))
     result = race(target, executor, space=space)
     assert result.config["forward"].backend == "zentorch"
@@ -214,7 +244,9 @@ def test_ctrl_c_in_a_race_keeps_the_sets_that_had_ended(target: Path) -> None:
     assert best_of(stopped).confirmed_processes == 2
     result = race(target, resume=True)
     assert best_of(result).confirmed_processes == 3
-    assert raced(result)["max-autotune"] == 3, "the sets that were there are not repeated"
+    assert raced(result)["max-autotune"] == 3, (
+        "the sets that were there are not repeated"
+    )
 
 
 def test_a_setting_that_is_wrong_in_a_race_is_not_recommended(target: Path) -> None:
@@ -244,12 +276,16 @@ def exported(
     return Recorder(script, probed(**PROBED))
 
 
-def test_exported_code_runs_once_for_each_phase_in_a_fresh_interpreter(target: Path) -> None:
+def test_exported_code_runs_once_for_each_phase_in_a_fresh_interpreter(
+    target: Path,
+) -> None:
     executor = exported()
     result = race(target, executor)
     assert [job.fresh for job, kind, _ in executor.jobs if kind == "exported"] == [True]
     (side,) = executor.of("exported")[0]["sides"]
-    assert side["exported"]["code"] == 'model = torch.compile(model, mode="max-autotune")'
+    assert (
+        side["exported"]["code"] == 'model = torch.compile(model, mode="max-autotune")'
+    )
     assert side["exported"]["code"] in result.export("python")
     assert side["exported"]["settings"]["phases"]["forward"]
     best = best_of(result)
@@ -266,8 +302,14 @@ def test_exported_code_runs_once_for_each_phase_in_a_fresh_interpreter(target: P
     ("options", "said"),
     [
         ({"factor": 0.7}, "the exported code gave 1.05× "),
-        ({"factor": 0.6, "eager_s": 0.6e-3}, "the exported code gave 0.90×"),  # below eager
-        ({"outcome": "wrong_output"}, "did not work in a fresh interpreter: wrong_output (is"),
+        (
+            {"factor": 0.6, "eager_s": 0.6e-3},
+            "the exported code gave 0.90×",
+        ),  # below eager
+        (
+            {"outcome": "wrong_output"},
+            "did not work in a fresh interpreter: wrong_output (is",
+        ),
     ],
 )
 def test_a_report_warns_of_exported_code_that_does_not_do_what_was_confirmed(
@@ -289,7 +331,9 @@ def test_exported_code_is_no_slower_where_eager_mode_was_faster(target: Path) ->
     assert best.exported and best.exported.agrees and not list(exported_warning(best))
 
 
-def test_without_time_exported_code_is_not_run_and_nothing_is_said(target: Path) -> None:
+def test_without_time_exported_code_is_not_run_and_nothing_is_said(
+    target: Path,
+) -> None:
     clock = Clock()
     executor = exported(work=lambda: clock.work(3.0))
     best = best_of(race(target, executor, budget_s=36.0, clock=clock.monotonic))

@@ -84,13 +84,18 @@ def test_ctrl_c_in_the_race_reports_the_best_as_not_confirmed_where_it_was_not(
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])  # a baseline, and twice the search
-def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path, at: int) -> None:
+def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(
+    target: Path, at: int
+) -> None:
     stopped = tuned(target, PressesCtrlC(at))
     assert stopped.interrupted
     assert (Path(stopped.run_dir) / "report.json").exists()
     if not at:  # nothing to conclude from
         assert stopped.verdict == {"forward": "failed"}
-        assert "the run ended before any" in stopped.to_dict()["phases"]["forward"]["reason"]
+        assert (
+            "the run ended before any"
+            in stopped.to_dict()["phases"]["forward"]["reason"]
+        )
     result = resumed(target)
     assert not result.interrupted
     assert result.run_dir == stopped.run_dir
@@ -120,7 +125,11 @@ def of(sha256: str) -> FakeExecutor:
             r"it has batch_sizes=\(4,\), now batch_sizes=\(8,\) was asked for",
         ),
         ({"effort": "full"}, UsageError, "another effort"),
-        ({"effort": "normal"}, UsageError, "another effort"),  # what a new run would have
+        (
+            {"effort": "normal"},
+            UsageError,
+            "another effort",
+        ),  # what a new run would have
         ({"objective": "throughput"}, UsageError, "another objective"),
         ({"seed": 0}, UsageError, "another seed"),
         ({"tolerance": 0.1}, UsageError, "another tolerance"),
@@ -137,7 +146,9 @@ def test_another_request_or_target_is_not_resumed(
         resumed(target, **{"script": of("one"), **options})
 
 
-def test_a_run_whose_model_imports_what_has_changed_is_not_resumed(target: Path) -> None:
+def test_a_run_whose_model_imports_what_has_changed_is_not_resumed(
+    target: Path,
+) -> None:
     (target.parent / "lib").mkdir()
     layers = target.parent / "lib" / "layers.py"
     layers.write_text("sizes = 4")
@@ -175,7 +186,9 @@ def test_a_run_of_another_machine_is_not_resumed(
         resumed(target, on({**before, **now}))
 
 
-def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(target: Path) -> None:
+def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
+    target: Path,
+) -> None:
     options = {
         "timeout_s": 90.5,
         "memory_limit_bytes": 2**31,
@@ -185,10 +198,19 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(tar
         "storage": f"sqlite:///{target.parent}/all.db",
     }
     result = tuned(target, PressesCtrlC(3), **options)
-    command = autocompile.load("last").to_dict()["phases"]["forward"]["confidence"]["command"]
+    command = autocompile.load("last").to_dict()["phases"]["forward"]["confidence"][
+        "command"
+    ]
     assert command == result.to_dict()["phases"]["forward"]["confidence"]["command"]
     words = command.split()
-    assert words[:6] == ["autocompile", "tune", str(target), "--resume", "--budget", "5m"]
+    assert words[:6] == [
+        "autocompile",
+        "tune",
+        str(target),
+        "--resume",
+        "--budget",
+        "5m",
+    ]
     given = dict(zip(words[6::2], words[7::2], strict=True))
     assert given == {
         "--timeout": "90.5",
@@ -198,14 +220,19 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(tar
         "--sampler": "random",
         "--storage": options["storage"],
     }
-    plain = resumed(target, PressesCtrlC(0)).to_dict()["phases"]["forward"]["confidence"]
+    plain = resumed(target, PressesCtrlC(0)).to_dict()["phases"]["forward"][
+        "confidence"
+    ]
     assert plain["command"].endswith("--budget 5m")  # of the last time that it went on
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sampler": "gp"}, r"unknown sampler 'gp' \(choose from: portfolio, tpe, random\)"),
+        (
+            {"sampler": "gp"},
+            r"unknown sampler 'gp' \(choose from: portfolio, tpe, random\)",
+        ),
         ({"isolation": "thread"}, "unknown isolation 'thread'"),
         ({"trials": 0}, "trials is 0, and takes a number above 0"),
         ({"jobs": -1}, "jobs is -1"),
@@ -231,7 +258,9 @@ def test_settings_that_are_tried_again_say_all_that_is_tried(target: Path) -> No
     settings = Tuned({"forward": (Choice(CompileConfig(), 4),)}, {})
     for more in ({"space": SPACE}, {"phases": ("forward",)}):
         with pytest.raises(UsageError, match="only says what is tried"):
-            autocompile.tune(target, executor=FakeExecutor(script), only=settings, **more)
+            autocompile.tune(
+                target, executor=FakeExecutor(script), only=settings, **more
+            )
 
 
 def test_a_tolerance_is_in_each_request_and_kept(target: Path) -> None:
@@ -245,12 +274,16 @@ def test_a_tolerance_is_in_each_request_and_kept(target: Path) -> None:
             tuned(target, tolerance=senseless)
 
 
-def test_a_run_with_settings_that_are_not_listed_any_more_is_resumed(target: Path) -> None:
+def test_a_run_with_settings_that_are_not_listed_any_more_is_resumed(
+    target: Path,
+) -> None:
     space = SearchSpace(batch_sizes=(4,), dynamic=(None, False))
     tuned(target, space=space, run_dir="mine", trials=4)
     file = Path("mine/run.json")
     run = json.loads(file.read_text())
-    run["plan"]["space"]["dynamic"] = [None]  # as an autocompile lists it that tries less
+    run["plan"]["space"]["dynamic"] = [
+        None
+    ]  # as an autocompile lists it that tries less
     file.write_text(json.dumps(run))
     assert resumed(target, run_dir="mine").config["forward"].mode == "max-autotune"
 
@@ -259,7 +292,10 @@ def test_a_run_is_loaded_as_it_was(target: Path) -> None:
     result = tuned(target)
     assert load("last").to_dict() == result.to_dict()
     assert load(Path(result.run_dir).name).config == result.config
-    assert json.loads((Path(result.run_dir) / "report.json").read_text()) == result.to_dict()
+    assert (
+        json.loads((Path(result.run_dir) / "report.json").read_text())
+        == result.to_dict()
+    )
 
 
 # Folders -----------------------------------------------------------------------------------------
@@ -284,10 +320,17 @@ def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
     result = tuned(target, trials=4)
     folder = RunFolder(result.run_dir)
     lost = max(r.number for r in result.trials if r.role == "search")
-    with sqlite3.connect(folder.study_db) as database:  # a record that Optuna never heard of
+    with sqlite3.connect(
+        folder.study_db
+    ) as database:  # a record that Optuna never heard of
         ids = "SELECT trial_id FROM trial_user_attributes WHERE key='number' AND value_json=?"
         (row,) = database.execute(ids, (str(lost),)).fetchone()
-        for table in ("trial_user_attributes", "trial_params", "trial_values", "trials"):
+        for table in (
+            "trial_user_attributes",
+            "trial_params",
+            "trial_values",
+            "trials",
+        ):
             database.execute(f"DELETE FROM {table} WHERE trial_id=?", (row,))
     resumed(target, run_dir=result.run_dir)
     rows = studies(folder.path).get_trials()
@@ -329,7 +372,9 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
         def locking(request: Mapping[str, Any]) -> Ending:
             if not show.warnings:
                 other = sqlite3.connect("mine/study.db", isolation_level=None)
-                stack.enter_context(contextlib.closing(other)).execute("BEGIN EXCLUSIVE")
+                stack.enter_context(contextlib.closing(other)).execute(
+                    "BEGIN EXCLUSIVE"
+                )
             return script(request)
 
         result = tuned(target, where(is_best, locking), **options)
@@ -340,4 +385,6 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
     resumed(target, **options)
     assert len(show.warnings) == 1
     numbers = [row.user_attrs["number"] for row in studies("mine").get_trials()]
-    assert sorted(numbers) == sorted(r.number for r in result.trials if r.role == "search")
+    assert sorted(numbers) == sorted(
+        r.number for r in result.trials if r.role == "search"
+    )

@@ -33,12 +33,16 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 def settings(sizes: tuple[int, ...] = (1, 4)) -> list[Setting]:
     configs = [EAGER, CompileConfig("eager", **LAST)]
-    configs += [CompileConfig(mode=m, **f) for m in ("default", A, B) for f in ({}, LAST)]
+    configs += [
+        CompileConfig(mode=m, **f) for m in ("default", A, B) for f in ({}, LAST)
+    ]
     return [Setting(config, size) for size in sizes for config in configs]
 
 
 def optimized(
-    sampler: PortfolioSampler | FiniteSampler, truth: Callable[[Setting], float], count: int
+    sampler: PortfolioSampler | FiniteSampler,
+    truth: Callable[[Setting], float],
+    count: int,
 ) -> list[Setting]:
     """The settings that plain ``study.optimize`` tries, in order, on a recorded table."""
     tried: list[Setting] = []
@@ -78,7 +82,10 @@ def told(
 
 def gains_of(sampler: PortfolioSampler, study: optuna.Study) -> dict[Setting, float]:
     scores = sampler.scores(study)
-    return {sampler.settings[i]: g for i, g in zip(scores.positions, scores.gains, strict=True)}
+    return {
+        sampler.settings[i]: g
+        for i, g in zip(scores.positions, scores.gains, strict=True)
+    }
 
 
 def following(sampler: PortfolioSampler, study: optuna.Study) -> Setting:
@@ -87,7 +94,9 @@ def following(sampler: PortfolioSampler, study: optuna.Study) -> Setting:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_under_plain_optimize_each_setting_is_tried_once_eager_of_its_cell_first(name: str) -> None:
+def test_under_plain_optimize_each_setting_is_tried_once_eager_of_its_cell_first(
+    name: str,
+) -> None:
     every = settings()
     sampler = make_sampler(name, every, {}, {}, seed=0)
     tried = optimized(sampler, lambda s: 1.0 if s.config.is_eager else 1.2, len(every))
@@ -97,7 +106,9 @@ def test_under_plain_optimize_each_setting_is_tried_once_eager_of_its_cell_first
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_needs_neither_torch_nor_a_package_that_is_not_declared(name: str) -> None:
+def test_a_sampler_needs_neither_torch_nor_a_package_that_is_not_declared(
+    name: str,
+) -> None:
     code = (
         "import sys; sys.modules |= {'torch': None, 'scipy': None}\n"
         "import test_sampler as own\n"
@@ -105,7 +116,9 @@ def test_a_sampler_needs_neither_torch_nor_a_package_that_is_not_declared(name: 
         "print(len(own.optimized(sampler, lambda setting: 1.0, 16)))\n"
     )
     command = [sys.executable, "-c", code, name]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parent
+    )
     assert done.stdout == "16\n", done.stderr
 
 
@@ -115,12 +128,18 @@ def test_what_tables_know_to_be_fast_comes_first_and_the_users_own_batch_size_be
     prior = Prior({"inductor": 0.1, "inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     tried = optimized(sampler, lambda s: 1.0, 4)
-    assert tried[:3] == [Setting(EAGER, 4), Setting(EAGER, 1), Setting(CompileConfig(), 4)]
+    assert tried[:3] == [
+        Setting(EAGER, 4),
+        Setting(EAGER, 1),
+        Setting(CompileConfig(), 4),
+    ]
     assert tried[3].batch_size == 4
     assert tried[3].config.mode == B
 
 
-def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it() -> None:
+def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it() -> (
+    None
+):
     prior = Prior({"inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     eager = [s for s in sampler.settings if s.config.is_eager]
@@ -137,7 +156,9 @@ def test_beside_the_baseline_runs_what_the_study_allows() -> None:
     prior = Prior({"inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     sampler.baseline_alone = False
-    study = told(sampler, *((s, 1.0, {}) for s in sampler.settings if s.config.is_plain_eager))
+    study = told(
+        sampler, *((s, 1.0, {}) for s in sampler.settings if s.config.is_plain_eager)
+    )
     begun = []
     while sampler.has_next(study):
         trial = study.ask(dict(sampler.distributions))
@@ -149,7 +170,9 @@ def test_beside_the_baseline_runs_what_the_study_allows() -> None:
 def test_what_eager_mode_says_of_bfloat16_does_not_keep_compiled_code_from_it() -> None:
     """Of a transformer's step on a GPU, where eager mode gains nothing by it."""
     fields = [{}, {"precision": "high"}, {"autocast": "bfloat16"}]
-    plain = [CompileConfig(optimizer=o, **f) for o in ("default", "fused") for f in fields]
+    plain = [
+        CompileConfig(optimizer=o, **f) for o in ("default", "fused") for f in fields
+    ]
     modes = [dataclasses.replace(c, mode=A) for c in plain]
     steps = [dataclasses.replace(c, scope="step") for c in (*plain, *modes)]
     eagers = [dataclasses.replace(c, backend="eager") for c in plain]
@@ -167,7 +190,9 @@ def test_each_family_is_looked_at_whatever_the_prior_says() -> None:
     """The tables expect nothing of a backend, and its compile is cheap."""
     names = ("onnxrt", "openvino_onnx")
     variants = [CompileConfig(), *(CompileConfig(mode=m) for m in (A, B))]
-    variants += [CompileConfig(n, options=o) for n in names for o in ({}, {"weights": "baked"})]
+    variants += [
+        CompileConfig(n, options=o) for n in names for o in ({}, {"weights": "baked"})
+    ]
     variants += [CompileConfig(**LAST), CompileConfig(mode=A, **LAST)]
     every = [Setting(c, 4) for c in (EAGER, *variants)]
     slow = {name: -0.5 for name in names}
@@ -185,7 +210,10 @@ def test_each_family_is_looked_at_whatever_the_prior_says() -> None:
 
 def test_what_cannot_end_in_time_is_not_begun_but_for_the_baseline() -> None:
     seconds = {"inductor": 20.0, "inductor max_autotune=True": 60.0}
-    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))]
+    every = [
+        Setting(c, 4)
+        for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))
+    ]
     sampler = PortfolioSampler(every, {"forward": Prior({}, seconds, 2.0)})
     sampler.limit_s = 10.0
     study = told(sampler, (every[0], 1.0, {"seconds": 2.0}))
@@ -193,20 +221,29 @@ def test_what_cannot_end_in_time_is_not_begun_but_for_the_baseline() -> None:
     study = told(sampler, (every[0], 1.0, {}), (every[1], 1.0, {"seconds": 44.0}))
     assert not sampler.has_next(study)
     sampler.limit_s = 60.0
-    assert following(sampler, study).config.mode == A, "a compile of this model takes 44 s"
+    assert following(sampler, study).config.mode == A, (
+        "a compile of this model takes 44 s"
+    )
     sampler.limit_s = 600.0
     assert following(sampler, study).config.mode == B
 
 
 def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
-    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))]
-    prior = Prior({"inductor triton.cudagraphs=True": 0.3, "inductor max_autotune=True": -0.8})
+    every = [
+        Setting(c, 4)
+        for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))
+    ]
+    prior = Prior(
+        {"inductor triton.cudagraphs=True": 0.3, "inductor max_autotune=True": -0.8}
+    )
     sampler = PortfolioSampler(every, {"forward": prior})
     study = told(sampler, (every[0], 1.0, {}), (every[1], 1.2, {}))
     (rest,) = sampler.rest(study)
     assert rest.setting.config.mode == A
     assert 0.1 < rest.likely < rest.most
-    study = told(sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.2, 1.3), strict=False)))
+    study = told(
+        sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.2, 1.3), strict=False))
+    )
     assert not sampler.rest(study)
 
 
@@ -220,17 +257,25 @@ def test_beside_what_runs_others_like_it_have_little_to_add() -> None:
 
 
 def test_what_is_cheap_and_large_comes_before_what_has_to_be_compiled() -> None:
-    every = [Setting(c, None, "optimizer_step") for c in (EAGER, CompileConfig(), FUSED)]
+    every = [
+        Setting(c, None, "optimizer_step") for c in (EAGER, CompileConfig(), FUSED)
+    ]
     prior = prior_of("cpu", "optimizer_step", False)
     sampler = PortfolioSampler(every, {"optimizer_step": prior})
     assert optimized(sampler, lambda s: 1.0, 2) == [every[0], every[2]]
 
 
-def test_the_best_of_one_batch_size_is_tried_at_the_other_before_what_lost_there() -> None:
+def test_the_best_of_one_batch_size_is_tried_at_the_other_before_what_lost_there() -> (
+    None
+):
     every = settings()
     sampler = PortfolioSampler(every, {}, {"forward": 4})
     best = Setting(CompileConfig(mode=A, **LAST), 4)
-    ended = [(s, 2.0 if s == best else 1.05, {"seconds": 5.0}) for s in every if s.batch_size == 4]
+    ended = [
+        (s, 2.0 if s == best else 1.05, {"seconds": 5.0})
+        for s in every
+        if s.batch_size == 4
+    ]
     ended.append((Setting(EAGER, 1), 1.0, {"seconds": 2.0}))
     study = told(sampler, *ended)
     assert following(sampler, study) == dataclasses.replace(best, batch_size=1)
@@ -241,7 +286,9 @@ def test_the_search_ends_when_nothing_is_left_that_may_gain() -> None:
     sampler = PortfolioSampler(every)
     study = told(sampler)
     assert not sampler.is_done(study)
-    known = [s for s in every if s.config.memory_format == "default" or s.config.is_eager]
+    known = [
+        s for s in every if s.config.memory_format == "default" or s.config.is_eager
+    ]
     ended = [(s, 1.0 if s.config.is_eager else 0.5, {"seconds": 5.0}) for s in known]
     study = told(sampler, *ended)
     assert sampler.left(study)
@@ -255,10 +302,16 @@ def test_where_eager_mode_fails_nothing_else_is_tried() -> None:
     study = told(sampler, (Setting(EAGER, 1), None, {}))
     assert {s.batch_size for s in gains_of(sampler, study)} == {4}
     study = told(sampler, (Setting(EAGER, 1), None, {}), (Setting(EAGER, 4), None, {}))
-    assert not sampler.has_next(study) and sampler.is_done(study) and not sampler.rest(study)
+    assert (
+        not sampler.has_next(study)
+        and sampler.is_done(study)
+        and not sampler.rest(study)
+    )
 
 
-def test_a_setting_that_another_may_answer_waits_for_it_and_then_costs_nothing() -> None:
+def test_a_setting_that_another_may_answer_waits_for_it_and_then_costs_nothing() -> (
+    None
+):
     plain, full = CompileConfig(), CompileConfig(fullgraph=True)
     every = [Setting(c, 4) for c in (EAGER, full, plain)]
     sampler = PortfolioSampler(every)
@@ -306,8 +359,13 @@ def test_what_failures_of_one_kind_have_in_common_comes_last() -> None:
 def test_what_no_process_has_tried_says_nothing_of_others() -> None:
     every = settings((4,))
     sampler = PortfolioSampler(every)
-    ended = [(Setting(EAGER, 4), 1.0, {}), (Setting(CompileConfig(**LAST), 4), None, {})]
-    gains, same = (gains_of(sampler, told(sampler, *some)).values() for some in (ended, ended[:1]))
+    ended = [
+        (Setting(EAGER, 4), 1.0, {}),
+        (Setting(CompileConfig(**LAST), 4), None, {}),
+    ]
+    gains, same = (
+        gains_of(sampler, told(sampler, *some)).values() for some in (ended, ended[:1])
+    )
     assert max(gains) == pytest.approx(max(same))
 
 
@@ -334,7 +392,9 @@ def test_what_is_measured_moves_what_is_expected_of_its_relatives() -> None:
     near = Setting(CompileConfig(mode=A, **LAST), 4)
     elsewhere = dataclasses.replace(near, batch_size=1)
     far = Setting(CompileConfig("eager", **LAST), 4)
-    found, _ = effects.posterior(vector(every, seen, math.nan), np.full(len(every), 0.03))
+    found, _ = effects.posterior(
+        vector(every, seen, math.nan), np.full(len(every), 0.03)
+    )
     mean = dict(zip(every, found, strict=True))
     assert mean[near] > mean[elsewhere] > 0.1
     assert mean[far] == pytest.approx(0)
@@ -346,7 +406,9 @@ def test_a_disastrous_combination_says_little_of_its_parts() -> None:
 
     def expected(seen: dict[Setting, float]) -> float:
         effects = Effects(every, {"forward": Prior()})
-        mean, _ = effects.posterior(vector(every, seen, math.nan), np.full(len(every), 0.03))
+        mean, _ = effects.posterior(
+            vector(every, seen, math.nan), np.full(len(every), 0.03)
+        )
         return float(mean[every.index(part)])
 
     assert expected({whole: math.log(0.7)}) < expected({}) - 0.05
@@ -362,7 +424,9 @@ EVERY = [
 PRIORS = {"forward": Prior({"inductor": 0.2}), "train_step": Prior({"inductor": -0.75})}
 
 
-def test_the_posterior_is_that_of_a_normal_distribution_with_some_of_its_values_known() -> None:
+def test_the_posterior_is_that_of_a_normal_distribution_with_some_of_its_values_known() -> (
+    None
+):
     """Conditioned one result at a time, which is another way to the same."""
     random = np.random.default_rng(0)
     effects, count = Effects(EVERY, PRIORS), len(EVERY)
@@ -391,7 +455,9 @@ def test_a_sampler_that_has_seen_all_trials_chooses_as_one_that_sees_them_for_th
     running: list[optuna.Trial] = []
     for step in range(60):
         other = PortfolioSampler(EVERY, PRIORS)
-        for ours, theirs in zip(sampler.scores(study), other.scores(study), strict=True):
+        for ours, theirs in zip(
+            sampler.scores(study), other.scores(study), strict=True
+        ):
             assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-12)
         assert sampler.left(study) == other.left(study)
         if not other.has_next(study):  # the rest waits for the baseline
@@ -434,7 +500,11 @@ def test_the_gain_that_is_expected_counts_what_is_worse_as_nothing() -> None:
     assert gain == pytest.approx([0.1 / math.sqrt(2 * math.pi), 1.0, 0.0], abs=1e-6)
 
 
-def test_a_kind_that_no_table_has_starts_from_its_device_and_phase_or_from_nothing() -> None:
-    assert prior_of("cpu", "forward_exploration", True) == prior_of("cpu", "forward", True)
+def test_a_kind_that_no_table_has_starts_from_its_device_and_phase_or_from_nothing() -> (
+    None
+):
+    assert prior_of("cpu", "forward_exploration", True) == prior_of(
+        "cpu", "forward", True
+    )
     assert prior_of("cpu", "forward", True) != prior_of("cpu", "forward", False)
     assert prior_of("xpu", "forward", True) == Prior()

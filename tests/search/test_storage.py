@@ -26,8 +26,14 @@ from autocompile.execute.executor import Ending
 from autocompile.search import optuna_study
 
 
-def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Path) -> None:
-    for url in ("sqlite:////nowhere/at/all.db", "postgresql://nobody@localhost/none", "rubbish"):
+def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(
+    target: Path,
+) -> None:
+    for url in (
+        "sqlite:////nowhere/at/all.db",
+        "postgresql://nobody@localhost/none",
+        "rubbish",
+    ):
         with pytest.raises(RunError, match="cannot be used") as caught:
             tuned(target, storage=url, run_dir=f"r{len(url)}")
         assert "another --storage" in caught.value.text()
@@ -77,7 +83,10 @@ def test_a_host_that_does_not_answer_is_told_before_the_probe(target: Path) -> N
         port = silent.getsockname()[1]
         late = threading.Timer(20.0, silent.shutdown, (socket.SHUT_RDWR,))
         late.start()
-        url, executor = f"postgresql+psycopg://tuner@127.0.0.1:{port}/none", FakeExecutor(script)
+        url, executor = (
+            f"postgresql+psycopg://tuner@127.0.0.1:{port}/none",
+            FakeExecutor(script),
+        )
         with pytest.raises(RunError, match=f"{port}/none cannot be used") as caught:
             tuned(target, executor, storage=url)
         assert late.is_alive()
@@ -103,8 +112,18 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         initdb = [programs / "initdb", "-D", "data", "-A", "trust", "-U", "tuner"]
-        subprocess.run(initdb, check=True, cwd=place, stdout=subprocess.DEVNULL, **_as_postgres())
-        self._command = [programs / "postgres", "-D", "data", "-p", port, "-h", "127.0.0.1"]
+        subprocess.run(
+            initdb, check=True, cwd=place, stdout=subprocess.DEVNULL, **_as_postgres()
+        )
+        self._command = [
+            programs / "postgres",
+            "-D",
+            "data",
+            "-p",
+            port,
+            "-h",
+            "127.0.0.1",
+        ]
         self.url = f"postgresql+psycopg://tuner@127.0.0.1:{port}/postgres"
 
     def start(self) -> None:
@@ -177,9 +196,14 @@ def test_a_server_that_is_restarted_is_used_again_and_without_it_the_search_goes
     assert result.config["forward"].mode == "max-autotune"
     if not comes_back:
         (warning,) = show.warnings
-        assert "Connection refused" in warning and "--resume adds the missing rows" in warning
+        assert (
+            "Connection refused" in warning
+            and "--resume adds the missing rows" in warning
+        )
         show.warnings.clear()
         server.start()
         tuned(target, space=None, storage=server.url, resume=True, progress=show)
     assert not show.warnings
-    assert numbers(server.url) == sorted(r.number for r in result.trials if r.role == "search")
+    assert numbers(server.url) == sorted(
+        r.number for r in result.trials if r.role == "search"
+    )

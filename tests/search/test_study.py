@@ -57,9 +57,13 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
     target: Path, slots: int
 ) -> None:
     def found(executor: FakeExecutor) -> list[Any]:
-        result = tuned(target, executor, space=SearchSpace(batch_sizes=(1, 4)), effort="full")
+        result = tuned(
+            target, executor, space=SearchSpace(batch_sizes=(1, 4)), effort="full"
+        )
         kept = [r for r in result.trials if r.role == "search"]
-        return sorted((r.config.label(), r.batch_size or 0, r.duplicate_of is None) for r in kept)
+        return sorted(
+            (r.config.label(), r.batch_size or 0, r.duplicate_of is None) for r in kept
+        )
 
     one, many = FakeExecutor(script), FakeExecutor(script, slots=slots)
     assert found(many) == found(one)
@@ -67,7 +71,10 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
     assert {r["batch_size"] for r in search[:4]} == {1, 4}
     for size in (1, 4):
         assert is_eager(next(r for r in search if r["batch_size"] == size))
-    tried = [(json.dumps(r["config"], sort_keys=True), r["batch_size"]) for r in searched(many)]
+    tried = [
+        (json.dumps(r["config"], sort_keys=True), r["batch_size"])
+        for r in searched(many)
+    ]
     assert len(set(tried)) == len(tried) == len(search)
 
 
@@ -76,7 +83,11 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
     [(None, 60.0, 0, 0), (80e9, 600.0, 0, 0), (80e9, 60.0, 1, 2)],
 )
 def test_plain_compile_has_company_on_a_gpu_where_the_time_is_short(
-    target: Path, memory: float | None, budget_s: float, beside_plain: int, beside_next: int
+    target: Path,
+    memory: float | None,
+    budget_s: float,
+    beside_plain: int,
+    beside_next: int,
 ) -> None:
     environment = {**probed().payload["environment"], "device_memory_bytes": memory}
     executor = Recorder(script, probed(environment=environment), slots=4)
@@ -95,14 +106,19 @@ def test_a_sampler_of_optunas_kind_chooses_in_place_of_ours(target: Path) -> Non
     class Last(optuna.samplers.RandomSampler):
         """Proposes the last choice of each parameter."""
 
-        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+        def sample_independent(
+            self, study: Any, trial: Any, name: str, distribution: Any
+        ) -> Any:
             return distribution.choices[-1]
 
     executor = FakeExecutor(script, probed())
     result = tuned(target, executor, sampler=Last(seed=0), trials=2)
     (_, second) = [r for r in result.trials if r.role == "search" and r.wall_s > 0]
     assert second.config.mode == "max-autotune"
-    assert "sampler" not in json.loads(Path(result.run_dir, "run.json").read_text())["options"]
+    assert (
+        "sampler"
+        not in json.loads(Path(result.run_dir, "run.json").read_text())["options"]
+    )
 
 
 def test_trials_and_time_are_budgets(target: Path) -> None:
@@ -122,7 +138,9 @@ def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> 
     assert {r["batch_size"] for r in executor.requests} == {7}
     tuned(target, executor, space=SearchSpace(batch_sizes=(7,)), trials=4)
     with pytest.raises(UsageError, match=r"inputs of .* have batch size 7"):
-        tuned(target, executor, space=SearchSpace(batch_sizes=(1, 7)), run_dir="refused")
+        tuned(
+            target, executor, space=SearchSpace(batch_sizes=(1, 7)), run_dir="refused"
+        )
     assert not Path("refused").exists()
     executor = FakeExecutor(script, target_with(own_batch_size={"forward": 32}))
     tune(target, executor=executor, trials=8)
@@ -158,14 +176,18 @@ def test_what_cannot_differ_is_answered_from_the_record(target: Path) -> None:
     assert len(searched(executor)) == 3, "eager and two modes"
 
 
-def test_a_graph_that_breaks_is_not_compiled_fullgraph_again_and_again(target: Path) -> None:
+def test_a_graph_that_breaks_is_not_compiled_fullgraph_again_and_again(
+    target: Path,
+) -> None:
     executor = FakeExecutor(speeds(TRUTH, graph_breaks=2))
     result = tuned(target, executor)
     # The plain trial says that it broke: no other has to fail of it.
     assert not any(r["config"]["fullgraph"] for r in executor.requests)
     broken = [r for r in result.trials if r.outcome is Outcome.GRAPH_BREAK]
     assert len(broken) > 1
-    assert all(r.config.fullgraph and "broke the graph 2 times" in r.message for r in broken)
+    assert all(
+        r.config.fullgraph and "broke the graph 2 times" in r.message for r in broken
+    )
 
 
 def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> None:
@@ -192,7 +214,9 @@ def frozen(request: Mapping[str, Any], refresh_s: float) -> Ending:
     """Frozen weights make calls of 1 ms twice as fast."""
     if not request["config"]["freezing"]:
         return script(request)
-    return measured(2.0, refresh_s=refresh_s, calls_per_update=request["calls_per_update"])
+    return measured(
+        2.0, refresh_s=refresh_s, calls_per_update=request["calls_per_update"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,11 +228,15 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
 ) -> None:
     """At 150 calls between updates a call takes 0.5 ms and its share of 0.1 s: more than eager."""
     executor = FakeExecutor(partial(frozen, refresh_s=refresh_s))
-    result = tuned(target, executor, space=WEIGHTS, calls_per_update=calls, effort="full")
+    result = tuned(
+        target, executor, space=WEIGHTS, calls_per_update=calls, effort="full"
+    )
     assert result.config["forward"].freezing is wins
 
 
-def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(target: Path) -> None:
+def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(
+    target: Path,
+) -> None:
     """Where an update takes so many samples; new weights that cost 0.06 s then pay at batch 4."""
     probe = target_with(samples_per_update={"forward": 1200})
     executor = FakeExecutor(partial(frozen, refresh_s=0.06), probe)
@@ -221,12 +249,16 @@ def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(target: Pa
     assert best[4].freezing and not best[8].freezing
 
 
-def test_an_agents_weights_change_at_times_that_somebody_has_to_say(target: Path) -> None:
+def test_an_agents_weights_change_at_times_that_somebody_has_to_say(
+    target: Path,
+) -> None:
     probe = target_with(phases=["forward_exploration"], is_rl=True)
     result = tuned(target, FakeExecutor(partial(frozen, refresh_s=0.1), probe))
     assert result.config["forward_exploration"].mode == "max-autotune"
     notes = result.to_dict()["phases"]["forward_exploration"]["notes"]
-    assert any("nobody has said how often they change (--calls-per-update)" in n for n in notes)
+    assert any(
+        "nobody has said how often they change (--calls-per-update)" in n for n in notes
+    )
 
 
 # Failures and second tries -----------------------------------------------------------------------
@@ -242,17 +274,28 @@ def test_optuna_is_told_of_failures_of_times_and_that_eager_is_as_fast_as_eager(
         return dataclasses.replace(crashed if is_best(request) else ending, spans=spans)
 
     result = tuned(target, noisy)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{Path(result.run_dir).resolve()}/study.db")
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{Path(result.run_dir).resolve()}/study.db"
+    )
     study = optuna.load_study(study_name="autocompile", storage=storage)
     rows = study.get_trials()
-    outcomes = {r.user_attrs["outcome"]: r.state for r in rows if r.user_attrs["outcome"] != "ok"}
+    outcomes = {
+        r.user_attrs["outcome"]: r.state
+        for r in rows
+        if r.user_attrs["outcome"] != "ok"
+    }
     assert outcomes == {"crashed": optuna.trial.TrialState.PRUNED}
     ran = [row for row in rows if row.user_attrs.get("seconds")]
-    assert {row.datetime_start and row.datetime_start.timestamp() for row in ran} == {1e9}
+    assert {row.datetime_start and row.datetime_start.timestamp() for row in ran} == {
+        1e9
+    }
     assert {row.duration and row.duration.total_seconds() for row in ran} == {6.5}
     assert [row.value for row in rows if row.user_attrs["setting"] == "eager"] == [1.0]
     best = study.best_trial
-    assert (best.params["mode"], best.value) == ("default", pytest.approx(1.2, rel=0.01))
+    assert (best.params["mode"], best.value) == (
+        "default",
+        pytest.approx(1.2, rel=0.01),
+    )
     assert best.user_attrs["call_ms"] == pytest.approx(1 / 1.2, rel=0.01)
     low, high = map(float, best.user_attrs["interval"].split(" to "))
     assert low < 1.2 < high
@@ -261,7 +304,9 @@ def test_optuna_is_told_of_failures_of_times_and_that_eager_is_as_fast_as_eager(
 def test_a_result_that_makes_no_sense_is_infrastructure(target: Path) -> None:
     nonsense = measured(1.0, measurement={"eager_s": "soon", "compiled_s": [None]})
     result = tuned(target, where(is_best, nonsense))
-    outcomes = {r.outcome.value for r in result.trials if r.config.mode == "max-autotune"}
+    outcomes = {
+        r.outcome.value for r in result.trials if r.config.mode == "max-autotune"
+    }
     assert outcomes == {"infrastructure"}
 
 
@@ -270,9 +315,13 @@ def doubtful(outcome: str = "timeout", message: str = "slow") -> Ending:
     return dataclasses.replace(failed(outcome, message=message), doubts=("forked",))
 
 
-def test_what_forking_or_a_neighbour_may_have_caused_is_tried_again_alone(target: Path) -> None:
+def test_what_forking_or_a_neighbour_may_have_caused_is_tried_again_alone(
+    target: Path,
+) -> None:
     endings = itertools.chain([doubtful()], itertools.repeat(None))
-    fragile = where(lambda r: is_best(r) and not is_raced(r), lambda r: next(endings) or script(r))
+    fragile = where(
+        lambda r: is_best(r) and not is_raced(r), lambda r: next(endings) or script(r)
+    )
     executor = Recorder(fragile, slots=4)
     result = tuned(target, executor, space=SearchSpace(batch_sizes=(1, 4)))
     (retry,) = executor.fresh
@@ -285,7 +334,8 @@ def test_what_forking_or_a_neighbour_may_have_caused_is_tried_again_alone(target
 
 
 @pytest.mark.parametrize(
-    ("first", "tries"), [(doubtful("crashed"), [False, True]), (failed("timeout"), [False])]
+    ("first", "tries"),
+    [(doubtful("crashed"), [False, True]), (failed("timeout"), [False])],
 )
 def test_only_what_the_setting_itself_may_not_have_caused_is_tried_again(
     target: Path, first: Ending, tries: list[bool]
@@ -295,7 +345,9 @@ def test_only_what_the_setting_itself_may_not_have_caused_is_tried_again(
     lost = [r for r in result.trials if r.outcome is first.outcome and r.wall_s]
     assert lost
     for record in lost:
-        assert [j.fresh for j, *_ in executor.jobs if j.number == record.number] == tries
+        assert [
+            j.fresh for j, *_ in executor.jobs if j.number == record.number
+        ] == tries
 
 
 class AfterDoubt(Recorder):
@@ -337,7 +389,9 @@ def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
     assert [r for r in result.trials if r.outcome is Outcome.TIMEOUT and r.wall_s]
 
 
-def test_a_target_that_cannot_be_forked_is_probed_in_a_fresh_interpreter(target: Path) -> None:
+def test_a_target_that_cannot_be_forked_is_probed_in_a_fresh_interpreter(
+    target: Path,
+) -> None:
     class Forking(Recorder):
         def start(self, job: Job) -> None:
             self._probe = probed() if job.fresh else doubtful("crashed")
@@ -349,24 +403,31 @@ def test_a_target_that_cannot_be_forked_is_probed_in_a_fresh_interpreter(target:
 
 
 @pytest.mark.parametrize(
-    ("killed", "times"), [(doubtful("infrastructure"), 2), (failed("infrastructure"), 1)]
+    ("killed", "times"),
+    [(doubtful("infrastructure"), 2), (failed("infrastructure"), 1)],
 )
 def test_what_ends_repeats_from_outside_does_not_rule_a_setting_out(
     target: Path, killed: Ending, times: int
 ) -> None:
     endings = itertools.chain([killed] * times, itertools.repeat(None))
     unlucky = where(is_best_raced, lambda r: next(endings) or script(r))
-    result = tuned(target, unlucky, space=dataclasses.replace(SPACE, backends=("inductor",)))
+    result = tuned(
+        target, unlucky, space=dataclasses.replace(SPACE, backends=("inductor",))
+    )
     assert result.config["forward"].mode == "max-autotune"
     assert forward(result)["best"]["confirmed_processes"] == 3
     assert next(endings) is None
 
 
 def test_a_setting_that_fails_when_it_is_repeated_is_called_that(target: Path) -> None:
-    result = tuned(target, where(lambda r: is_raced(r) and is_compiled(r), failed("crashed")))
+    result = tuned(
+        target, where(lambda r: is_raced(r) and is_compiled(r), failed("crashed"))
+    )
     assert result.verdict["forward"] == "keep_eager"
     reason = forward(result)["reason"]
-    assert reason.startswith("every setting that worked in the search failed when it was raced")
+    assert reason.startswith(
+        "every setting that worked in the search failed when it was raced"
+    )
     assert "× crashed" in reason
 
 
@@ -387,7 +448,11 @@ def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> No
         # The search flattered the leader: the runner-up, which is better, gets its turn.
         (measured(1.5), {"default": 1.2, "lite": 1.3, "max-autotune": 1.1}, "lite"),
         # Another process was busy in its one trial, whose interval says nothing.
-        (measured(1.1, noise=0.5), {"default": 1.2, "lite": 1.1, "max-autotune": 1.5}, None),
+        (
+            measured(1.1, noise=0.5),
+            {"default": 1.2, "lite": 1.1, "max-autotune": 1.5},
+            None,
+        ),
     ],
     ids=["flattered", "disturbed"],
 )
@@ -417,14 +482,19 @@ def test_a_lucky_setting_that_nobody_confirmed_is_not_reported(target: Path) -> 
         return measured(next(again[request["config"]["mode"]]))
 
     space = dataclasses.replace(SPACE, freezing=(False,))
-    assert tuned(target, shaky, space=space, effort="quick").verdict["forward"] == "keep_eager"
+    assert (
+        tuned(target, shaky, space=space, effort="quick").verdict["forward"]
+        == "keep_eager"
+    )
 
 
 def test_limits_keep_settings_out(target: Path) -> None:
     heavy = where(is_best, measured(1.5, peak_memory_bytes=10**9))
     light = where(is_compiled, measured(1.2, peak_memory_bytes=10**6))
     result = tuned(
-        target, lambda r: (heavy if is_best(r) else light)(r), limits=Limits(memory_bytes=10**8)
+        target,
+        lambda r: (heavy if is_best(r) else light)(r),
+        limits=Limits(memory_bytes=10**8),
     )
     assert result.config["forward"].mode == "default"
 
@@ -445,13 +515,17 @@ def test_without_eager_there_is_no_verdict(target: Path) -> None:
         tuned(target, where(is_eager, failed("timeout", "eager")))
 
 
-def test_where_one_phase_has_no_eager_nothing_is_recommended_for_it(target: Path) -> None:
+def test_where_one_phase_has_no_eager_nothing_is_recommended_for_it(
+    target: Path,
+) -> None:
     def is_lost(request: Mapping[str, Any]) -> bool:
         return is_eager(request) and bool(request["phase"] == "optimizer_step")
 
     lost = where(is_lost, failed("timeout", "eager"))
     executor = FakeExecutor(lost, target_with(phases=["forward", "optimizer_step"]))
-    result = tuned(target, executor, space=dataclasses.replace(SPACE, optimizer=("default",)))
+    result = tuned(
+        target, executor, space=dataclasses.replace(SPACE, optimizer=("default",))
+    )
     assert result.verdict == {"forward": "faster", "optimizer_step": "failed"}
     assert set(result.config) == {"forward"}
 
@@ -474,8 +548,12 @@ def test_blocks_that_win_are_compiled_by_the_lines_of_the_export(target: Path) -
 # Limits, caches and the disk ---------------------------------------------------------------------
 
 
-def test_a_compile_gets_less_time_once_others_of_its_kind_have_been_seen(target: Path) -> None:
-    executor = Recorder(lambda r: dataclasses.replace(script(r), step_s={"compile": 2.0}))
+def test_a_compile_gets_less_time_once_others_of_its_kind_have_been_seen(
+    target: Path,
+) -> None:
+    executor = Recorder(
+        lambda r: dataclasses.replace(script(r), step_s={"compile": 2.0})
+    )
     space = SearchSpace(batch_sizes=(1, 2, 4, 8, 16))
     tuned(target, executor, space=space, timeout_s=500)
     every = [job for job, *_ in executor.jobs]
@@ -530,8 +608,12 @@ def test_a_cache_that_cannot_be_written_is_one_paragraph(target: Path) -> None:
 @pytest.mark.parametrize(
     "asked", [{"objective": "p95"}, {"limits": Limits(percentiles={"p50": 1})}]
 )
-def test_a_percentile_of_one_shape_is_refused_in_words(target: Path, asked: dict[str, Any]) -> None:
+def test_a_percentile_of_one_shape_is_refused_in_words(
+    target: Path, asked: dict[str, Any]
+) -> None:
     executor = FakeExecutor(script)
-    with pytest.raises(UsageError, match=r"p\d\d needs calls of several shapes") as error:
+    with pytest.raises(
+        UsageError, match=r"p\d\d needs calls of several shapes"
+    ) as error:
         tuned(target, executor, **asked)
     assert "get_calls()" in str(error.value) and not executor.requests

@@ -62,7 +62,10 @@ def test_json_gives_the_same_setting_back(config: CompileConfig) -> None:
 @pytest.mark.parametrize(
     ("do", "said"),
     [
-        (lambda: CompileConfig(mode="lite", options=(("freezing", True),)), "cannot go together"),
+        (
+            lambda: CompileConfig(mode="lite", options=(("freezing", True),)),
+            "cannot go together",
+        ),
         (lambda: CompileConfig.from_dict({"speed": 1}), "no key 'speed'"),
     ],
 )
@@ -96,21 +99,41 @@ SHELL = "off -wrapper 'sh,-c,touch stolen'"  # g++ runs this as it compiles
         {"pre_grad_fusion_options": {"theirs": {}}},
     ],
 )
-def test_no_option_of_a_file_of_settings_brings_in_a_program(options: dict[str, object]) -> None:
+def test_no_option_of_a_file_of_settings_brings_in_a_program(
+    options: dict[str, object],
+) -> None:
     row = {"batch_size": 4, "speedup": {}, "confirmed_processes": 3}
-    one = {"fingerprint": {}, "target": "model.py", "own_batch_size": {}, "interpreters": {}}
+    one = {
+        "fingerprint": {},
+        "target": "model.py",
+        "own_batch_size": {},
+        "interpreters": {},
+    }
 
     def read(options: dict[str, object]) -> None:
         phases = {"forward": [{**row, "config": {"options": options}}]}
-        Tuned.from_dict({"autocompile_settings": 1, **one, "phases": phases}, "tuned.json")
+        Tuned.from_dict(
+            {"autocompile_settings": 1, **one, "phases": phases}, "tuned.json"
+        )
 
-    read({"cpp.simdlen": 256, "max_autotune_gemm_backends": "ATEN,TRITON", "cpp.march": "x86-64"})
+    read(
+        {
+            "cpp.simdlen": 256,
+            "max_autotune_gemm_backends": "ATEN,TRITON",
+            "cpp.march": "x86-64",
+        }
+    )
     with pytest.raises(UsageError, match="is not taken"):
         read(options)
 
 
 def test_a_value_of_another_kind_is_refused() -> None:
-    for changes in ({"threads": "1"}, {"threads": True}, {"fullgraph": 1}, {"dynamic": "True"}):
+    for changes in (
+        {"threads": "1"},
+        {"threads": True},
+        {"fullgraph": 1},
+        {"dynamic": "True"},
+    ):
         with pytest.raises(UsageError, match="is not a value of this setting"):
             CompileConfig.from_dict(changes)
 

@@ -58,16 +58,26 @@ def test_channels_last_and_threads_take_effect_and_weights_stay_live(
     with contextlib.ExitStack() as stack:
         if backend == "eager":
             hook = torch.nn.modules.module.register_module_forward_pre_hook
-            stack.callback(hook(lambda module, _: look(module.parameters(recurse=False))).remove)
-        result = try_it(MODELS, **setting(backend, memory_format="channels_last", threads=1))
+            stack.callback(
+                hook(lambda module, _: look(module.parameters(recurse=False))).remove
+            )
+        result = try_it(
+            MODELS, **setting(backend, memory_format="channels_last", threads=1)
+        )
     assert seen == ({(1, True), (3, False)} if backend == "eager" else {(1, True)})
-    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result[
+        "message"
+    ]
     assert (result["compile_s"] is not None) == (backend != "eager")
 
 
-def test_frozen_weights_are_folded_and_frozen_anew_when_they_change(try_it: Try) -> None:
+def test_frozen_weights_are_folded_and_frozen_anew_when_they_change(
+    try_it: Try,
+) -> None:
     result = try_it(MODELS, calls_per_update=100, **setting(freezing=True))
-    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result[
+        "message"
+    ]
     assert result["refresh_s"] > 0.05  # a compile
     assert result["calls_per_update"] == 100
 
@@ -83,13 +93,17 @@ def test_what_a_model_writes_to_cannot_be_frozen(try_it: Try) -> None:
 def test_onnx_runtime_follows_the_weights(try_it: Try, weights: str) -> None:
     options = {"weights": weights} if weights == "baked" else {}
     result = try_it(MODELS, **setting("onnxrt", options=options))
-    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result[
+        "message"
+    ]
     assert (result["refresh_s"] is not None) == (weights == "baked")
 
 
 def test_one_graph_serves_all_regions(try_it: Try) -> None:
     result = try_it(f"{MODELS}:blocks", **setting(scope="regional"))
-    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result[
+        "message"
+    ]
     assert result["graphs"] == 1
 
 
@@ -121,7 +135,10 @@ def test_the_probe_says_what_the_model_offers(try_it: Try) -> None:
     assert found["has_convolutions"] is True
     assert found["regions"] == {"train_step": ""}
     assert found["optimizers"] == ["fused", "tensor_lr"]
-    assert (found["optimizer"]["class"], found["optimizer"]["arguments"]) == ("Adam", {})
+    assert (found["optimizer"]["class"], found["optimizer"]["arguments"]) == (
+        "Adam",
+        {},
+    )
     found = try_it(f"{MODELS}:blocks", kind="probe")["target"]
     assert found["has_convolutions"] is False
     assert found["regions"] == {"forward": "4 Block"}
@@ -211,7 +228,9 @@ assert model.tint == "blue"
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
     fields = {f.name: f.default for f in dataclasses.fields(CompileConfig)}
     assert fields == {d.name: d.default for d in DIMENSIONS}
-    assert [f.name for f in dataclasses.fields(SearchSpace)] == [d.asked for d in SEARCHED]
+    assert [f.name for f in dataclasses.fields(SearchSpace)] == [
+        d.asked for d in SEARCHED
+    ]
 
 
 def test_a_dimension_is_a_row_two_fields_and_a_function(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ FAST = {"value": 1.5, "low": 1.4, "high": 1.6}
 
 def entry(device: str, name: str, torch: str = "2.13.0", **more: Any) -> Tuned:
     fingerprint = {"torch": torch, "device": device, "device_name": name, **more}
-    return Tuned({"forward": (Choice(CompileConfig(), 4, FAST, 3),)}, fingerprint, "net.py")
+    return Tuned(
+        {"forward": (Choice(CompileConfig(), 4, FAST, 3),)}, fingerprint, "net.py"
+    )
 
 
 H100, T4, CPU = (
@@ -54,13 +56,20 @@ def test_among_entries_of_one_device_the_least_differences_decide() -> None:
 
 
 def test_where_none_fits_the_nearest_is_taken() -> None:
-    a100 = {"torch": "2.13.0", "device": "cuda:0", "device_name": "A100", "cuda": "13.0"}
+    a100 = {
+        "torch": "2.13.0",
+        "device": "cuda:0",
+        "device_name": "A100",
+        "cuda": "13.0",
+    }
     found = EVERY.fitting(a100)
     assert found == H100
     assert found.differences(a100) == ["device_name NVIDIA H100 80GB HBM3, here A100"]
     xeon = {"torch": "2.13.0", "device": "cpu", "device_name": "Xeon", "threads": 8}
     assert EVERY.fitting(xeon) == CPU
-    assert TunedSet((H100,)).fitting(xeon) == H100  # as ever: a warning says what differs
+    assert (
+        TunedSet((H100,)).fitting(xeon) == H100
+    )  # as ever: a warning says what differs
 
 
 def test_several_are_written_as_a_list_of_what_each_is_alone(tmp_path: Path) -> None:
@@ -94,9 +103,13 @@ def test_runs_of_several_machines_are_one_file(work: Path) -> None:
     here, there = TunedSet.read("tuned.json").entries
     assert said("export", "cpu", "-o", "alone.json").endswith("wrote alone.json\n")
     assert TunedSet.read("alone.json").entries == (here,)
-    assert there.fingerprint["device_name"] == "Tesla T4" and there.phases == here.phases
+    assert (
+        there.fingerprint["device_name"] == "Tesla T4" and there.phases == here.phases
+    )
     assert f"warning: {t4}: NOT CONFIRMED: optimizer_step" in text
-    assert said("export", "cpu", t4, "--to", "json").endswith(Path("tuned.json").read_text())
+    assert said("export", "cpu", t4, "--to", "json").endswith(
+        Path("tuned.json").read_text()
+    )
 
 
 def test_what_makes_no_file_of_several_machines_is_said(work: Path) -> None:
@@ -126,7 +139,9 @@ def test_verify_tries_the_entry_of_this_machine(
 
     monkeypatch.setattr(verifying.api, "tune", tune)
     with pytest.raises(KeyboardInterrupt):
-        verifying.verify(EVERY, None, {}, budget_s=60.0, device="cpu", progress=Progress())
+        verifying.verify(
+            EVERY, None, {}, budget_s=60.0, device="cpu", progress=Progress()
+        )
     assert tried == [CPU]
 
 
@@ -148,7 +163,9 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
 
 def test_where_nothing_but_eager_mode_worked_that_is_the_choice() -> None:
     report = Report.read(json.loads((RUNS / "cpu" / "report.json").read_text()), "cpu")
-    name, phase = next((n, p) for n, p in report.phases.items() if p.best and p.best.batch_size)
+    name, phase = next(
+        (n, p) for n, p in report.phases.items() if p.best and p.best.batch_size
+    )
     alone = replace(phase, verdict="keep_eager", by_batch_size=())
     (choice,) = Tuned.from_report(replace(report, phases={name: alone})).phases[name]
     assert choice.config.is_eager

@@ -12,12 +12,23 @@ from autocompile.protocol.requests import ProbeResult
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig, Setting, choices
 from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
-from autocompile.space.space import Plan, SearchSpace, Space, build_space, demand_known, sizes_of
+from autocompile.space.space import (
+    Plan,
+    SearchSpace,
+    Space,
+    build_space,
+    demand_known,
+    sizes_of,
+)
 
 OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
     all_backends=["aot_eager", "cudagraphs", "inductor", "onnxrt"],
-    modes={"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
+    modes={
+        "default": "default",
+        "reduce-overhead": "default",
+        "max-autotune": "max-autotune",
+    },
 )
 CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
 BLOCKS = dataclasses.replace(CNN, regions="4 Block")
@@ -40,7 +51,9 @@ def configs(found: Space) -> set[CompileConfig]:
 
 def test_the_baselines_are_always_there() -> None:
     for place in (CNN, ADAM):
-        found = [s.config for s in space(place, memory_format=("channels_last",)).settings]
+        found = [
+            s.config for s in space(place, memory_format=("channels_last",)).settings
+        ]
         assert found[:2] == [EAGER, CompileConfig()]
 
 
@@ -59,17 +72,25 @@ def test_weights_are_frozen_by_every_backend_that_inductor_compiles_for() -> Non
     place = Place("forward", "cpu", threads=2)
     can = {b for b in BACKENDS if not why_not(CompileConfig(b, freezing=True), place)}
     assert can == {"inductor", "zentorch"}
-    reasons = {why_not(CompileConfig(b, freezing=True), place) for b in BACKENDS if b not in can}
+    reasons = {
+        why_not(CompileConfig(b, freezing=True), place)
+        for b in BACKENDS
+        if b not in can
+    }
     assert reasons == {"only Inductor freezes weights"}
 
 
-def test_updates_of_a_learner_freeze_nothing_and_are_tried_with_its_optimizers() -> None:
+def test_updates_of_a_learner_freeze_nothing_and_are_tried_with_its_optimizers() -> (
+    None
+):
     found = space(Place("learner_update", "cpu", threads=2, optimizers=("fused",)))
     assert {c.optimizer for c in configs(found)} == {"default", "fused"}
     assert not any(c.freezing for c in configs(found))
 
 
-def test_updates_have_the_batch_size_of_the_configuration_unless_they_are_asked_for_alone() -> None:
+def test_updates_have_the_batch_size_of_the_configuration_unless_they_are_asked_for_alone() -> (
+    None
+):
     target = {"own_batch_size": {"learner_update": 128, "forward_exploration": 16}}
     few = SearchSpace(batch_sizes=(1, 4))
     for phases, sizes in ((None, [128]), (("learner_update",), [1, 4])):
@@ -98,8 +119,15 @@ def test_weights_of_a_model_with_a_cache_of_its_own_are_not_frozen() -> None:
 
 
 def test_options_of_convolutions_are_for_models_that_have_some() -> None:
-    names = ["triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels"]
-    offered = ProbeResult(backends={"inductor": ""}, modes={"default": "default"}, options=names)
+    names = [
+        "triton.cudagraphs",
+        "conv_1x1_as_mm",
+        "layout_optimization",
+        "combo_kernels",
+    ]
+    offered = ProbeResult(
+        backends={"inductor": ""}, modes={"default": "default"}, options=names
+    )
 
     def tried(place: Place) -> set[str]:
         found = build_space(SearchSpace(), offered, place, (1,))
@@ -140,14 +168,22 @@ def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None
 
 def test_calls_are_padded_for_static_shapes_and_marked_for_torchs_own_choice() -> None:
     every = configs(space(LENGTHS, backends=("inductor", "onnxrt")))
-    padded, marked = ([c for c in every if getattr(c, n)] for n in ("buckets", "mark_dynamic"))
+    padded, marked = (
+        [c for c in every if getattr(c, n)] for n in ("buckets", "mark_dynamic")
+    )
     assert len(padded) == 2 * 2  # with and without channels_last
-    assert all((c.backend, c.dynamic, c.recompile_limit) == ("inductor", False, 16) for c in padded)
+    assert all(
+        (c.backend, c.dynamic, c.recompile_limit) == ("inductor", False, 16)
+        for c in padded
+    )
     assert marked and all(c.dynamic is None and not c.buckets for c in marked)
     assert not any(c.buckets or c.mark_dynamic for c in configs(space(CNN)))
     on_gpu = dataclasses.replace(LENGTHS, device="cuda")
     graphs = CompileConfig(
-        mode="reduce-overhead", dynamic=False, recompile_limit=16, buckets=LENGTHS.buckets[0]
+        mode="reduce-overhead",
+        dynamic=False,
+        recompile_limit=16,
+        buckets=LENGTHS.buckets[0],
     )
     assert (why_not(graphs, on_gpu), bool(why_not(graphs, LENGTHS))) == ("", True)
 
@@ -172,7 +208,9 @@ def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:
 def test_a_flag_decides_over_what_is_tried_by_itself() -> None:
     found = space(memory_format=("channels_last",), freezing=(True,))
     ours = configs(found) - {EAGER, CompileConfig()}
-    assert {c.memory_format for c in ours if c.backend == "inductor"} == {"channels_last"}
+    assert {c.memory_format for c in ours if c.backend == "inductor"} == {
+        "channels_last"
+    }
     assert {c.freezing for c in ours if c.backend == "inductor"} == {True}
 
 
@@ -204,7 +242,9 @@ def test_fullgraph_is_answered_by_the_same_setting_without_it() -> None:
         ),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
+def test_a_value_that_cannot_be_is_refused_in_words(
+    asked: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         SearchSpace(**asked)
 
@@ -243,7 +283,9 @@ def test_all_that_nobody_asked_for_is_left_out_with_its_reason(
 
 
 def test_what_was_asked_for_is_not_left_out() -> None:
-    found = space(threads=(1,), fullgraph=(True,), guards=("skip_all",), modes=("default",))
+    found = space(
+        threads=(1,), fullgraph=(True,), guards=("skip_all",), modes=("default",)
+    )
     assert not [r for r in found.dropped if r.startswith(("--thr", "--full", "--gua"))]
 
 
@@ -266,6 +308,12 @@ def test_every_entry_of_the_tables_is_used() -> None:
                     reasons.add(dimension.why_not(config, place))
         assert "" in reasons, dimension.name
         # Any backend takes these, in any phase and on any device.
-        is_free = dimension.applied == "argument" or dimension.name in ("guards", "environment")
-        is_free &= dimension.name not in ("dynamic", "recompile_limit")  # for a count of shapes
+        is_free = dimension.applied == "argument" or dimension.name in (
+            "guards",
+            "environment",
+        )
+        is_free &= dimension.name not in (
+            "dynamic",
+            "recompile_limit",
+        )  # for a count of shapes
         assert (len(reasons) > 1) is not is_free, dimension.name

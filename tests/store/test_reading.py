@@ -51,7 +51,9 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     assert folder.numbers() == [3]
 
 
-def test_a_record_of_an_older_version_is_read_and_statistics_come_from_raw_times() -> None:
+def test_a_record_of_an_older_version_is_read_and_statistics_come_from_raw_times() -> (
+    None
+):
     data = record().to_dict()
     assert Record.from_dict(data).began == 1e9
     for name in ("spans", "weights_live", "where"):
@@ -152,30 +154,45 @@ def test_trials_that_cannot_be_read_are_left_out_and_told(run: Path) -> None:
 
 
 def test_what_was_asked_for_in_a_newer_version_is_not_resumed(run: Path) -> None:
-    edit(run / "run.json", lambda data: data["plan"]["space"].update(tiling=["auto", "wide"]))
+    edit(
+        run / "run.json",
+        lambda data: data["plan"]["space"].update(tiling=["auto", "wide"]),
+    )
     with pytest.raises(RunError, match="'tiling'"):
         tuned(Path("net.py"), resume=True)
 
 
 def test_a_newer_schema_is_refused(run: Path) -> None:
-    edit(run / "run.json", lambda data: data.update(schema=2, plan={"target": "net.py"}))
+    edit(
+        run / "run.json", lambda data: data.update(schema=2, plan={"target": "net.py"})
+    )
     for attempt in (lambda: load("last"), lambda: tuned(Path("net.py"), resume=True)):
-        with pytest.raises(RunError, match=r"schema 2, and autocompile .* reads up to 1") as error:
+        with pytest.raises(
+            RunError, match=r"schema 2, and autocompile .* reads up to 1"
+        ) as error:
             attempt()
         assert "pip install --upgrade torch-autocompile" in error.value.text()
 
 
 @pytest.mark.parametrize("schema", [None, "1", True, 0])
-def test_a_file_of_another_program_is_not_taken_for_a_run(run: Path, schema: Any) -> None:
+def test_a_file_of_another_program_is_not_taken_for_a_run(
+    run: Path, schema: Any
+) -> None:
     edit(run / "run.json", lambda data: data.update(schema=schema))
     with pytest.raises(RunError, match="was not written by autocompile"):
         load("last")
 
 
-@pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["export", "--to", "json"]])
-def test_the_commands_print_the_notice_beside_their_output(run: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["show"], ["show", "--json"], ["export", "--to", "json"]]
+)
+def test_the_commands_print_the_notice_beside_their_output(
+    run: Path, command: list[str]
+) -> None:
     edit(results(run)[1], lambda data: data["config"].update(tiling="wide"))
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
-    assert done.stderr == ("note: trials left out (1): a compile setting has no key 'tiling'\n")
+    assert done.stderr == (
+        "note: trials left out (1): a compile setting has no key 'tiling'\n"
+    )
     assert "note:" not in done.stdout

@@ -11,8 +11,12 @@ import pytest
 from autocompile.errors import AutocompileError
 from autocompile.store.calls import MOST, RecordedCalls, read_calls
 
-X = {"tensor": {"shape": [2, 4], "dtype": "int64", "device": "cpu", "low": 0, "high": 9}}
-CALLS = RecordedCalls("Net", ({"args": [X, {"tuple": [1, "a"]}], "kwargs": {"y": None}},), (0, 0))
+X = {
+    "tensor": {"shape": [2, 4], "dtype": "int64", "device": "cpu", "low": 0, "high": 9}
+}
+CALLS = RecordedCalls(
+    "Net", ({"args": [X, {"tuple": [1, "a"]}], "kwargs": {"y": None}},), (0, 0)
+)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -36,11 +40,17 @@ def test_a_workload_takes_the_first_calls_only() -> None:
         ({"distinct": [{"args": []}]}, "kwargs is None"),
         ({"distinct": [{"args": [{"code": "x"}], "kwargs": {}}]}, "'code' is no kind"),
         ({"distinct": [{"args": [{"a": 1, "b": 2}], "kwargs": {}}]}, "damaged"),
-        ({"distinct": [{"args": [{"tensor": {"shape": [-1]}}], "kwargs": {}}]}, "damaged"),
+        (
+            {"distinct": [{"args": [{"tensor": {"shape": [-1]}}], "kwargs": {}}]},
+            "damaged",
+        ),
         (
             {
                 "distinct": [
-                    {"args": [{"tensor": {"shape": [10**6] * 3, "dtype": "int8"}}], "kwargs": {}}
+                    {
+                        "args": [{"tensor": {"shape": [10**6] * 3, "dtype": "int8"}}],
+                        "kwargs": {},
+                    }
                 ]
             },
             "of shape",

@@ -18,10 +18,21 @@ from typer.testing import CliRunner
 
 from autocompile.api import load, tune
 from autocompile.cli import commands as cli
-from autocompile.errors import ExportError, NothingWorked, RunError, TargetError, UsageError
+from autocompile.errors import (
+    ExportError,
+    NothingWorked,
+    RunError,
+    TargetError,
+    UsageError,
+)
 from autocompile.execute.executor import Ending, Job
 from autocompile.execute.job import JobFactory, locked
-from autocompile.protocol.requests import Header, ProbeRequest, SaveRequest, read_request
+from autocompile.protocol.requests import (
+    Header,
+    ProbeRequest,
+    SaveRequest,
+    read_request,
+)
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import Plan, SearchSpace
 from autocompile.store.files import write_json
@@ -78,7 +89,9 @@ def test_a_target_may_be_spelled_in_several_ways(
     assert is_same_target(str(work / one), other) is (same and ".py" in one)
 
 
-def test_resume_finds_the_run_of_the_target_and_not_that_of_its_namesake(two: Path) -> None:
+def test_resume_finds_the_run_of_the_target_and_not_that_of_its_namesake(
+    two: Path,
+) -> None:
     first, second = made("a/model.py"), made("b/model.py")
     in_order(first, second)
     assert made("a/model.py", resume=True) == first
@@ -87,7 +100,9 @@ def test_resume_finds_the_run_of_the_target_and_not_that_of_its_namesake(two: Pa
     assert made(str(two / "a" / "model.py"), resume=True) == first
 
 
-def test_where_the_target_has_no_run_those_of_namesakes_are_not_resumed(two: Path) -> None:
+def test_where_the_target_has_no_run_those_of_namesakes_are_not_resumed(
+    two: Path,
+) -> None:
     other = made("b/model.py")
     with pytest.raises(RunError, match=r"no run of a/model\.py") as caught:
         made("a/model.py", resume=True)
@@ -98,7 +113,9 @@ def test_where_the_target_has_no_run_those_of_namesakes_are_not_resumed(two: Pat
     earlier.demand_same({"target": "./b/model.py"})
 
 
-def test_a_run_in_a_folder_of_another_name_is_found_and_a_broken_one_is_not(two: Path) -> None:
+def test_a_run_in_a_folder_of_another_name_is_found_and_a_broken_one_is_not(
+    two: Path,
+) -> None:
     mine = made("a/model.py", run_dir="runs/mine")
     (two / "runs" / "model-0007").mkdir()
     (two / "runs" / "model-0007" / "run.json").write_text("{")
@@ -112,7 +129,9 @@ def test_last_is_also_the_last_run_of_a_cluster_and_resume_is_of_this_machine(
 ) -> None:
     here, there = made("net.py"), made("net.py", run_dir="runs/net-0002/H100")
     in_order(here, there)
-    assert find("last").path == Path(there) and find("net-0002/H100").path == Path(there)
+    assert find("last").path == Path(there) and find("net-0002/H100").path == Path(
+        there
+    )
     assert (shown(there), shown(str(target.parent / here))) == ("last", "net-0001")
     with pytest.raises(RunError, match=r"no run net-0003\n.*: net-0001, net-0002/H100"):
         find("net-0003")
@@ -123,10 +142,16 @@ def test_last_is_also_the_last_run_of_a_cluster_and_resume_is_of_this_machine(
 
 
 def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path) -> None:
-    unsafe = SearchSpace(("inductor",), ("default",), (4,), guards=("skip_all",), freezing=(False,))
+    unsafe = SearchSpace(
+        ("inductor",), ("default",), (4,), guards=("skip_all",), freezing=(False,)
+    )
 
     def fast(request: Mapping[str, Any]) -> Ending:
-        return measured(2.0) if request["config"].get("guards") == "skip_all" else script(request)
+        return (
+            measured(2.0)
+            if request["config"].get("guards") == "skip_all"
+            else script(request)
+        )
 
     tuned(Path("net.py"), fast, space=unsafe)
     shutil.copytree("runs/net-0001", "my run")
@@ -206,7 +231,9 @@ def a_start_that_was_killed(path: str) -> RunFolder:
     return folder
 
 
-def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(target: Path) -> None:
+def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(
+    target: Path,
+) -> None:
     Path("mine").mkdir()
     for folder in ("mine", "new"):
         with pytest.raises(TargetError):
@@ -223,8 +250,16 @@ def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(targe
         ({"effort": "none"}, UsageError, "none"),
         ({"executor": Fails(OSError(28, "No space left"))}, OSError, "No space left"),
         ({"executor": Fails(RunError("cannot write"))}, RunError, "cannot write"),
-        ({"executor": Fails(UsageError("cannot be forked"))}, UsageError, "cannot be forked"),
-        ({"executor": Fails(ZeroDivisionError("a defect"))}, ZeroDivisionError, "a defect"),
+        (
+            {"executor": Fails(UsageError("cannot be forked"))},
+            UsageError,
+            "cannot be forked",
+        ),
+        (
+            {"executor": Fails(ZeroDivisionError("a defect"))},
+            ZeroDivisionError,
+            "a defect",
+        ),
         ({"executor": Fails(KeyboardInterrupt())}, KeyboardInterrupt, "^$"),
         ({"executor": Fails(SystemExit(1))}, SystemExit, "1"),
     ],
@@ -246,7 +281,9 @@ def test_a_folder_with_a_log_that_the_error_points_to_stays(target: Path) -> Non
     tuned(target, run_dir="new")
 
 
-def test_a_folder_where_a_run_was_killed_at_its_start_is_used_again(tmp_path: Path) -> None:
+def test_a_folder_where_a_run_was_killed_at_its_start_is_used_again(
+    tmp_path: Path,
+) -> None:
     folder = a_start_that_was_killed(str(tmp_path / "run"))
     assert not folder.holds_something_else()
     (folder.path / "notes.txt").write_text("mine")

@@ -15,7 +15,9 @@ _LATE = 10  # calls: more than the 5 before the timing, fewer than it makes at t
 
 
 def get_model():
-    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    )
 
 
 def get_inputs(batch_size):

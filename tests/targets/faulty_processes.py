@@ -36,7 +36,9 @@ torch.set_num_threads(1)  # or one busy neighbour slows a block of calls a hundr
 
 
 def get_model():
-    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    )
 
 
 def get_inputs(batch_size):
@@ -44,7 +46,9 @@ def get_inputs(batch_size):
 
 
 def hide():
-    seen = "AUTOCOMPILE_TRIAL=hidden AUTOCOMPILE_TESTS=" + os.environ["AUTOCOMPILE_TESTS"]
+    seen = (
+        "AUTOCOMPILE_TRIAL=hidden AUTOCOMPILE_TESTS=" + os.environ["AUTOCOMPILE_TESTS"]
+    )
     subprocess.run([sys.executable, "-c", HIDES, seen], env={}, check=True)
 
 
@@ -95,7 +99,9 @@ def kills_the_compiler(graph, inputs):
 
     def lurk():
         while not done.is_set():
-            for child in psutil.Process().children(recursive=True):  # other tests compile as well
+            for child in psutil.Process().children(
+                recursive=True
+            ):  # other tests compile as well
                 with contextlib.suppress(psutil.Error):
                     if child.name() == "cc1plus":
                         child.kill()
@@ -184,7 +190,9 @@ def _pipes():
     """Descriptors of this process that are pipes to somebody: the result channel is among them."""
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if int(entry) > 2 and os.readlink(f"/proc/self/fd/{entry}").startswith("pipe:"):
+            if int(entry) > 2 and os.readlink(f"/proc/self/fd/{entry}").startswith(
+                "pipe:"
+            ):
                 yield int(entry)
 
 

@@ -20,7 +20,9 @@ def get_optimizer(model):
 class Half(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+        self.net = nn.Sequential(
+            nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)
+        )
         self.net.bfloat16()
 
     def forward(self, x):
@@ -42,7 +44,9 @@ class Softmaxes(nn.Module):
 class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 4))
+        self.net = nn.Sequential(
+            nn.Linear(16, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 4)
+        )
 
     def forward(self, x):
         return self.net(x)
@@ -88,7 +92,8 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = (
-            part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+            part.unflatten(-1, (4, 4)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
         )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(mixed.transpose(1, 2).flatten(2))
@@ -119,7 +124,10 @@ class Structured(nn.Module):
 
     def forward(self, x):
         y = self.linear(x)
-        extras = {"pair": (y.exp(), [y.sum(-1), None]), "deep": {"name": "words", "count": 3}}
+        extras = {
+            "pair": (y.exp(), [y.sum(-1), None]),
+            "deep": {"name": "words", "count": 3},
+        }
         return Answer(y, extras)
 
 
@@ -194,7 +202,9 @@ class Choosing(torch.nn.Module):
         self.inner = torch.nn.Linear(16, 4)
 
     def forward(self, x):
-        return torch.distributions.Categorical(logits=self.inner(x), validate_args=False)
+        return torch.distributions.Categorical(
+            logits=self.inner(x), validate_args=False
+        )
 
 
 def dropping():

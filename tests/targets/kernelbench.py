@@ -12,7 +12,9 @@ class Model(torch.nn.Module):
         self.slope = slope
 
     def forward(self, a, b):
-        return torch.nn.functional.leaky_relu(self.linear(a) + self.linear(b), self.slope)
+        return torch.nn.functional.leaky_relu(
+            self.linear(a) + self.linear(b), self.slope
+        )
 
 
 def get_inputs():

@@ -11,7 +11,9 @@ _LATE = 10  # calls: more than the 5 before the timing, fewer than it makes at t
 
 
 def get_model():
-    return torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)
+    )
 
 
 def get_inputs(batch_size):
@@ -132,8 +134,13 @@ _changing("same_memory_late", _same_memory(_LATE))
 
 @register_backend
 def bakes_weights(graph, inputs):
-    kept = [x.detach().clone() if isinstance(x, torch.nn.Parameter) else None for x in inputs]
-    return lambda *args: graph(*(a if k is None else k for a, k in zip(args, kept, strict=True)))
+    kept = [
+        x.detach().clone() if isinstance(x, torch.nn.Parameter) else None
+        for x in inputs
+    ]
+    return lambda *args: graph(
+        *(a if k is None else k for a, k in zip(args, kept, strict=True))
+    )
 
 
 @register_backend
@@ -144,7 +151,9 @@ def bakes_buffers(graph, inputs):
         for name, x in zip(names, inputs, strict=True)
     ]
     assert any(k is not None for k in kept), names
-    return lambda *args: graph(*(a if k is None else k for a, k in zip(args, kept, strict=True)))
+    return lambda *args: graph(
+        *(a if k is None else k for a, k in zip(args, kept, strict=True))
+    )
 
 
 @register_backend
@@ -157,7 +166,9 @@ def _wrong_backward(graph, inputs):
 
 
 register_backend(
-    aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=_wrong_backward),
+    aot_autograd(
+        fw_compiler=lambda graph, _: graph.forward, bw_compiler=_wrong_backward
+    ),
     name="wrong_gradient",
 )
 

@@ -13,7 +13,9 @@ BOX, ACTIONS = spaces.Box(-1.0, 1.0, (8,), np.float32), spaces.Discrete(3)
 
 
 def ppo(observations=BOX, **model_config):
-    config = PPOConfig().environment(observation_space=observations, action_space=ACTIONS)
+    config = PPOConfig().environment(
+        observation_space=observations, action_space=ACTIONS
+    )
     config = config.env_runners(num_envs_per_env_runner=6)
     small = DefaultModelConfig(fcnet_hiddens=[16], **model_config)
     return config.rl_module(model_config=small)
@@ -21,11 +23,15 @@ def ppo(observations=BOX, **model_config):
 
 config = ppo().training(lr=3e-3, minibatch_size=24)
 with_lstm = ppo(use_lstm=True, lstm_cell_size=8, max_seq_len=4)
-whole_batches = ppo().training(minibatch_size=None, train_batch_size_per_learner=96, lr=3e-3)
+whole_batches = ppo().training(
+    minibatch_size=None, train_batch_size_per_learner=96, lr=3e-3
+)
 with_gymnasium = PPOConfig().environment("CartPole-v1")
 sac = (
     SACConfig()
-    .environment(observation_space=BOX, action_space=spaces.Box(-1.0, 1.0, (2,), np.float32))
+    .environment(
+        observation_space=BOX, action_space=spaces.Box(-1.0, 1.0, (2,), np.float32)
+    )
     .rl_module(model_config={"fcnet_hiddens": [16], "head_fcnet_hiddens": [16]})
 )
 without_spaces = PPOConfig()
@@ -37,7 +43,9 @@ class Flat(TorchRLModule):
 
     def setup(self):
         sample = self.observation_space.sample()
-        width = sum(x.shape[-1] for x in self._leaves(_as_batch(self.observation_space, sample)))
+        width = sum(
+            x.shape[-1] for x in self._leaves(_as_batch(self.observation_space, sample))
+        )
         self.policy = torch.nn.Linear(width, 3)
         self.value = torch.nn.Linear(width, 1)
 
@@ -51,7 +59,10 @@ class Flat(TorchRLModule):
 
     def _forward(self, batch, **kwargs):
         flat = torch.cat(self._leaves(batch[Columns.OBS]), -1)
-        return {Columns.ACTION_DIST_INPUTS: self.policy(flat), "value": self.value(flat)}
+        return {
+            Columns.ACTION_DIST_INPUTS: self.policy(flat),
+            "value": self.value(flat),
+        }
 
 
 def _as_batch(space, sample):

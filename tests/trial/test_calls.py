@@ -15,7 +15,10 @@ from autocompile.trial.target.calls import Calls
 
 
 def inputs(rows: int, length: int) -> dict[str, torch.Tensor]:
-    return {"ids": torch.randint(0, 9, (rows, length)), "mask": torch.ones(rows, length)}
+    return {
+        "ids": torch.randint(0, 9, (rows, length)),
+        "mask": torch.ones(rows, length),
+    }
 
 
 def test_a_function_that_never_ends_gives_its_first_calls() -> None:
@@ -52,7 +55,9 @@ def test_a_file_gives_its_shapes_and_integers_within_what_was_seen() -> None:
     assert made[1][1] == 3
 
 
-@pytest.mark.parametrize("value", [{"object": "Cache"}, {"tensor": {"shape": [1], "dtype": "nn"}}])
+@pytest.mark.parametrize(
+    "value", [{"object": "Cache"}, {"tensor": {"shape": [1], "dtype": "nn"}}]
+)
 def test_what_a_file_cannot_hold_is_one_paragraph(value: Any) -> None:
     call = {"args": [value], "kwargs": {}}
     with pytest.raises(TargetError, match="the file of calls"):
@@ -60,7 +65,10 @@ def test_what_a_file_cannot_hold_is_one_paragraph(value: Any) -> None:
 
 
 def test_other_values_keep_the_shapes() -> None:
-    first, other = Calls([inputs(2, 8), inputs(2, 37)]), Calls([inputs(2, 5), inputs(2, 9)])
+    first, other = (
+        Calls([inputs(2, 8), inputs(2, 37)]),
+        Calls([inputs(2, 5), inputs(2, 9)]),
+    )
     mixed = calls.other_values(first, other)
     assert [*map(calls.shape_of, mixed)] == [*map(calls.shape_of, first)]
     assert not torch.equal(mixed[1]["ids"], first[1]["ids"])
@@ -83,7 +91,9 @@ def test_a_size_between_two_calls_shortens_what_goes_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [[(2, 8)], [(2, 8), (2, 8)], [(1, 2), (1, 3)]], ids=["one", "alike", "nothing free"]
+    "sizes",
+    [[(2, 8)], [(2, 8), (2, 8)], [(1, 2), (1, 3)]],
+    ids=["one", "alike", "nothing free"],
 )
 def test_no_size_between_is_none(sizes: list[tuple[int, int]]) -> None:
     assert calls.between([inputs(*size) for size in sizes]) is None

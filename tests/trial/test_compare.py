@@ -23,9 +23,13 @@ def out(*leaves: Any) -> dict[str, Any]:
     return {"outputs": leaves}
 
 
-def values(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+def values(
+    *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7)
-    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(
+        dtype
+    )
 
 
 def test_equal_nested_outputs_pass() -> None:
@@ -81,8 +85,16 @@ SPIRAL = torch.complex(values(8), values(8).flip(0))
         (torch.tensor([1.0, -INF, INF]), torch.tensor([1.0, -1e30, INF]), "is off by"),
         (CLEAN.bool(), ~CLEAN.bool(), "['outputs'][0] differs in 2 elements"),
         (CLEAN.byte(), 2 * CLEAN.byte(), "['outputs'][0] differs in 2 elements"),
-        (COUNT, COUNT.clone().put_(torch.tensor(50), torch.tensor(51)), "differs in 1 elements"),
-        (values(10_000), values(10_000).index_fill(0, torch.tensor(1234), 9.0), "is off by"),
+        (
+            COUNT,
+            COUNT.clone().put_(torch.tensor(50), torch.tensor(51)),
+            "differs in 1 elements",
+        ),
+        (
+            values(10_000),
+            values(10_000).index_fill(0, torch.tensor(1234), 9.0),
+            "is off by",
+        ),
         (SPIRAL, SPIRAL.conj().resolve_conj(), "is off by"),
         (SPIRAL, torch.complex(SPIRAL.real * 1.01, SPIRAL.imag), "is off by"),
         (0.3, 0.3 * 1.01, "instead of 0.3"),
@@ -96,7 +108,9 @@ def test_what_rounding_cannot_explain_is_refused(
     assert compare(out(expected), copy_view(out(expected))) is None
     wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
     is_tensor = isinstance(expected, torch.Tensor)
-    golden = expected.to(wide.get(expected.dtype, expected.dtype)) if is_tensor else expected
+    golden = (
+        expected.to(wide.get(expected.dtype, expected.dtype)) if is_tensor else expected
+    )
     reference = (lambda: out(golden)) if has_reference else (lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -107,13 +121,19 @@ def test_what_rounding_cannot_explain_is_refused(
 
 def test_equal_infinities_and_python_numbers_with_rounding_pass() -> None:
     infinities = torch.tensor([1.0, -INF, INF])
-    expected, actual = out(infinities, 0.3, NAN), out(infinities.clone(), 0.3 * (1 + 1e-6), NAN)
+    expected, actual = (
+        out(infinities, 0.3, NAN),
+        out(infinities.clone(), 0.3 * (1 + 1e-6), NAN),
+    )
     assert compare(expected, actual) is None
 
 
 def test_equal_infinities_pass_in_gradients() -> None:
     tensor = torch.tensor([1.0, INF, -INF])
-    assert compare({"gradients": {"w": tensor}}, {"gradients": {"w": tensor.clone()}}) is None
+    assert (
+        compare({"gradients": {"w": tensor}}, {"gradients": {"w": tensor.clone()}})
+        is None
+    )
 
 
 def test_infinities_do_not_hide_that_two_runs_differ() -> None:
@@ -148,7 +168,9 @@ def test_small_elements_may_be_off_by_the_rounding_of_the_large_ones() -> None:
         (torch.bfloat16, 5e-3, 5e-2),
     ],
 )
-def test_each_dtype_has_its_own_tolerance(dtype: torch.dtype, passes: float, fails: float) -> None:
+def test_each_dtype_has_its_own_tolerance(
+    dtype: torch.dtype, passes: float, fails: float
+) -> None:
     expected = values(64).abs().add(0.5).to(dtype)
     near = (expected.double() * (1 + passes)).to(dtype)
     far = (expected.double() * (1 + fails)).to(dtype)
@@ -175,7 +197,9 @@ def gradients(**tensors: torch.Tensor) -> dict[str, Any]:
     return {"gradients": tensors}
 
 
-def moving(together: float = 0.0, epsilon: float = 1e-7, **by: float) -> Callable[[], Movement]:
+def moving(
+    together: float = 0.0, epsilon: float = 1e-7, **by: float
+) -> Callable[[], Movement]:
     paths = {f"['gradients']['{name}']": share for name, share in by.items()}
     return lambda: Movement({**paths, ALL: together}, {ALL: together / 10}, epsilon)
 
@@ -188,7 +212,10 @@ def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
         got = gradients(weight=weight, bias=size * values(32))
         assert compare(eager, got, moved=moved) is None
         assert compare(eager, got, moved=moving(bias=0.01)) is not None
-    assert compare(eager, gradients(weight=weight, bias=values(32)), moved=moved) is not None
+    assert (
+        compare(eager, gradients(weight=weight, bias=values(32)), moved=moved)
+        is not None
+    )
 
 
 def test_what_eagers_own_rounding_moves_three_times_as_far_is_rounding() -> None:
@@ -197,12 +224,19 @@ def test_what_eagers_own_rounding_moves_three_times_as_far_is_rounding() -> None
     noise = torch.randn(4000)
     for off, is_right in ((0.055, True), (0.065, False)):
         got = {n: x + off * noise for n, x in eager.items()}
-        said = compare(gradients(**eager), gradients(**got), moved=moving(a=0.02, b=0.02, c=0.02))
+        said = compare(
+            gradients(**eager), gradients(**got), moved=moving(a=0.02, b=0.02, c=0.02)
+        )
         assert (said is None) is is_right
     loss = {"loss": torch.tensor(2.0)}
-    for off, is_right in ((1.9e-3, True), (2.1e-3, False)):  # ten times: it is one number
+    for off, is_right in (
+        (1.9e-3, True),
+        (2.1e-3, False),
+    ):  # ten times: it is one number
         said = compare(
-            loss, {"loss": torch.tensor(2 + 2 * off)}, moved=lambda: Movement({"['loss']": 2e-4})
+            loss,
+            {"loss": torch.tensor(2 + 2 * off)},
+            moved=lambda: Movement({"['loss']": 2e-4}),
         )
         assert (said is None) is is_right
 
@@ -211,7 +245,9 @@ def test_rounding_does_not_make_all_gradients_longer() -> None:
     eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
     for factor, is_right in ((0.97, False), (1.03, False), (1.015, True)):
         scaled = gradients(**{n: factor * x for n, x in eager.items()})
-        said = compare(gradients(**eager), scaled, moved=moving(0.02, a=0.02, b=0.02, c=0.02))
+        said = compare(
+            gradients(**eager), scaled, moved=moving(0.02, a=0.02, b=0.02, c=0.02)
+        )
         assert (said is None) is is_right
 
 
@@ -226,7 +262,13 @@ def test_one_gradient_may_not_be_longer_either() -> None:
 def test_of_gradients_that_are_rounding_alone_the_lengths_are_compared() -> None:
     eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
     chaos = moving(1.0, a=1.0, b=1.0, c=1.0)
-    for factor, is_right in ((0.0, False), (0.4, False), (2.5, False), (1.6, True), (-1.0, True)):
+    for factor, is_right in (
+        (0.0, False),
+        (0.4, False),
+        (2.5, False),
+        (1.6, True),
+        (-1.0, True),
+    ):
         got = gradients(**{n: factor * x for n, x in eager.items()})
         assert (compare(gradients(**eager), got, moved=chaos) is None) is is_right
     half = moving(0.51, a=0.51, b=0.51, c=0.51)  # then their directions are still known
@@ -236,7 +278,9 @@ def test_of_gradients_that_are_rounding_alone_the_lengths_are_compared() -> None
     assert compare(gradients(**eager), alone, moved=chaos) is not None
 
 
-def test_without_the_noise_of_eagers_rounding_a_gradient_is_shorter_and_never_longer() -> None:
+def test_without_the_noise_of_eagers_rounding_a_gradient_is_shorter_and_never_longer() -> (
+    None
+):
     eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
     noisy = lambda: Movement({f"['gradients']['{n}']": 0.4 for n in "abc"} | {ALL: 0.4})  # noqa: E731
     for factor, is_right in ((0.94, True), (0.9, False), (1.05, False)):
@@ -247,7 +291,11 @@ def test_without_the_noise_of_eagers_rounding_a_gradient_is_shorter_and_never_lo
 def test_the_length_is_between_that_of_eager_and_that_in_float64() -> None:
     exact, moved = values(4000), moving(weight=1e-3)
     golden = gradients(weight=exact.double())
-    for share, factor, is_right in ((1.3, 1.0, True), (1.3, 0.6, False), (1.3, 1.4, False)):
+    for share, factor, is_right in (
+        (1.3, 1.0, True),
+        (1.3, 0.6, False),
+        (1.3, 1.4, False),
+    ):
         eager, got = gradients(weight=share * exact), gradients(weight=factor * exact)
         said = compare(eager, got, moved=moved, reference=lambda: golden)
         assert (said is None) is is_right
@@ -295,7 +343,9 @@ def test_a_loss_may_be_rounding_alone_unless_all_gradients_are() -> None:
     got = {"loss": torch.tensor(0.0)}
     for together, is_right in ((0.01, True), (0.5, False)):
         moved = Movement({"['loss']": 0.6, ALL: together})
-        said = compare({"loss": torch.tensor(2e-9)}, got, moved=lambda moved=moved: moved)
+        said = compare(
+            {"loss": torch.tensor(2e-9)}, got, moved=lambda moved=moved: moved
+        )
         assert (said is None) is is_right
 
 
@@ -303,21 +353,31 @@ def test_the_running_mean_of_what_has_no_mean_is_rounding() -> None:
     """Of a convolution after BatchNorm, as in a depthwise block: 0, but for rounding."""
 
     def buffers(mean: float, var: float = 0.9) -> dict[str, Any]:
-        found = {"1.running_mean": values(32, scale=mean), "1.running_var": values(32).abs() * var}
+        found = {
+            "1.running_mean": values(32, scale=mean),
+            "1.running_var": values(32).abs() * var,
+        }
         return {"buffers": {**found, "2.running_mean": values(32, scale=1e-9)}}
 
     assert compare(buffers(1e-10), buffers(1.3e-9)) is None
     assert compare(buffers(1e-10), buffers(1e-5)) is not None
     assert compare(buffers(1e-10), buffers(1e-5), moved=moving(epsilon=2**-7)) is None
-    assert compare(buffers(1e-10), buffers(1e-1), moved=moving(epsilon=2**-7)) is not None
+    assert (
+        compare(buffers(1e-10), buffers(1e-1), moved=moving(epsilon=2**-7)) is not None
+    )
     assert compare(buffers(1e-3), buffers(1.01e-3)) is not None
     other = buffers(1e-3)
-    other["buffers"] |= {"1.cache": torch.full((8,), 1e6), "1.scale": values(32, scale=1e-2)}
+    other["buffers"] |= {
+        "1.cache": torch.full((8,), 1e6),
+        "1.scale": values(32, scale=1e-2),
+    }
     wrong = {"buffers": {**other["buffers"], "1.scale": values(32, scale=1.1e-2)}}
     assert compare(other, wrong) is not None, "of other buffers nothing is known"
     alone = buffers(1e-3)
     alone["buffers"]["2.running_mean"] = values(32, scale=2e-9)
-    assert compare(buffers(1e-3), alone) is not None, "nothing beside it says how small it is"
+    assert compare(buffers(1e-3), alone) is not None, (
+        "nothing beside it says how small it is"
+    )
 
 
 def test_without_any_reference_a_multiple_of_the_tolerance_passes() -> None:
@@ -330,10 +390,15 @@ def test_without_any_reference_a_multiple_of_the_tolerance_passes() -> None:
         assert (said is None) is is_right
     noisy = {f"['gradients']['{name}']": 0.1 for name in eager}
     zero = gradients(**{**eager, "c": torch.zeros(4000)})
-    assert compare(gradients(**eager), zero, noise=noisy, reference=lambda: None) is not None
+    assert (
+        compare(gradients(**eager), zero, noise=noisy, reference=lambda: None)
+        is not None
+    )
     outputs = out(values(64).abs() + 1)
     for off, is_right in ((5e-4, True), (5e-3, False)):
-        said = compare(outputs, out(outputs["outputs"][0] * (1 + off)), reference=lambda: None)
+        said = compare(
+            outputs, out(outputs["outputs"][0] * (1 + off)), reference=lambda: None
+        )
         assert (said is None) is is_right
 
 
@@ -397,7 +462,9 @@ def test_no_gradient_is_none_also_where_eagers_direction_is_noise() -> None:
     step, other = values(1000), values(1000).roll(1)
     golden = {"gradients": {"w": values(1000, dtype=torch.float64) * 1e-3}}
     expected = {"gradients": {"w": step}}
-    assert compare(expected, {"gradients": {"w": other}}, reference=lambda: golden) is None
+    assert (
+        compare(expected, {"gradients": {"w": other}}, reference=lambda: golden) is None
+    )
     for wrong in (torch.zeros(1000), other * 5):
         actual = {"gradients": {"w": wrong}}
         assert "is off by" in str(compare(expected, actual, reference=lambda: golden))
@@ -410,6 +477,11 @@ def test_a_sum_that_cancels_moves_by_more_of_itself() -> None:
     got = gradients(bias=torch.tensor([1.08e-3, -1.08e-3]), weight=other)
     by = moving(bias=2e-3, weight=1e-3)().by
     for size, is_right in ((1e-3, False), (1e-2, True)):  # when rounding was tried
-        sizes = {"['gradients']['bias']": size, ALL: float(other.square().mean().sqrt())}
+        sizes = {
+            "['gradients']['bias']": size,
+            ALL: float(other.square().mean().sqrt()),
+        }
         moved = Movement(by, sizes=sizes, longer=by)
-        assert (compare(eager, got, moved=lambda moved=moved: moved) is None) is is_right
+        assert (
+            compare(eager, got, moved=lambda moved=moved: moved) is None
+        ) is is_right

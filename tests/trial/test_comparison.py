@@ -105,30 +105,42 @@ def test_a_check_decides_about_outputs(try_it: Try, write: Callable[..., Path]) 
         )
 
 
-def test_stale_weights_and_gradients_are_not_left_to_a_check(try_it: Try, write: Any) -> None:
+def test_stale_weights_and_gradients_are_not_left_to_a_check(
+    try_it: Try, write: Any
+) -> None:
     blind = write("def check(expected, actual):\n    return True\n")
     assert outcome(try_it(blind, backend="bakes"))[0] == "stale_weights"
     kind, words = outcome(try_it(blind, "train_step", "negates"))
     assert kind == "wrong_output" and "is off by 2" in words
 
 
-def test_a_check_may_accept_what_no_seed_decides(try_it: Try, write: Callable[..., Path]) -> None:
+def test_a_check_may_accept_what_no_seed_decides(
+    try_it: Try, write: Callable[..., Path]
+) -> None:
     assert "differs from itself" in try_it(write(NOISY))["message"]
-    second = "def check(expected, actual):\n    return torch.equal(expected[1], actual[1])\n"
+    second = (
+        "def check(expected, actual):\n    return torch.equal(expected[1], actual[1])\n"
+    )
     assert try_it(write(NOISY, second))["outcome"] == "ok"
 
 
-def test_a_check_that_refuses_eager_itself_is_the_targets_fault(try_it: Try, write: Any) -> None:
+def test_a_check_that_refuses_eager_itself_is_the_targets_fault(
+    try_it: Try, write: Any
+) -> None:
     strict = write(NOISY, "def check(a, b):\n    assert torch.equal(a[0], b[0])\n")
     result = try_it(strict)
     assert (result["outcome"], result["step"]) == ("runtime_error", "eager")
-    assert result["message"] == "the target's check() rejects a second run of eager mode"
+    assert (
+        result["message"] == "the target's check() rejects a second run of eager mode"
+    )
     assert "assert torch.equal(a[0], b[0])" in result["explained"]["details"][0]
 
 
 def test_a_check_that_takes_other_arguments_is_said(try_it: Try, write: Any) -> None:
     other = "def check():\n    return True\n"
-    assert "cannot be called as check(expected, actual)" in try_it(write(other))["message"]
+    assert (
+        "cannot be called as check(expected, actual)" in try_it(write(other))["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +155,9 @@ def test_a_check_that_takes_other_arguments_is_said(try_it: Try, write: Any) -> 
         (torch.tensor([True, True]), "returned a Tensor instead of"),
     ],
 )
-def test_the_answer_of_a_check_is_true_false_or_none(answer: Any, words: str | None) -> None:
+def test_the_answer_of_a_check_is_true_false_or_none(
+    answer: Any, words: str | None
+) -> None:
     said = refusal(lambda expected, actual: answer, 1, 2)
     assert said is None if words is None else words in str(said)
 
@@ -160,12 +174,17 @@ def test_any_error_of_a_check_refuses_and_it_cannot_change_what_is_compared() ->
     assert torch.equal(expected["a"], torch.ones(2))
 
 
-def test_a_tolerance_replaces_the_one_of_the_dtype(try_it: Try, write: Callable[..., Path]) -> None:
+def test_a_tolerance_replaces_the_one_of_the_dtype(
+    try_it: Try, write: Callable[..., Path]
+) -> None:
     model = write()
     result = try_it(model, backend="off_by_3_percent", tolerance=0.1)
     assert result["outcome"] == "ok" and result["weights_live"] is True
     assert any("0.1" in note for note in result["notes"])
-    assert try_it(model, backend="off_by_3_percent", tolerance=0.01)["outcome"] == "wrong_output"
+    assert (
+        try_it(model, backend="off_by_3_percent", tolerance=0.01)["outcome"]
+        == "wrong_output"
+    )
     assert try_it(model, backend="negates", tolerance=0.9)["outcome"] == "wrong_output"
     assert try_it(model, backend="bakes", tolerance=0.9)["outcome"] == "stale_weights"
 
@@ -190,7 +209,9 @@ def test_the_other_parts_keep_at_least_their_tolerance() -> None:
     assert compare({"gradients": {"w": exact}}, still, tolerance=0.9) is not None
 
 
-def test_the_template_works_with_its_optional_function(try_it: Try, tmp_path: Path) -> None:
+def test_the_template_works_with_its_optional_function(
+    try_it: Try, tmp_path: Path
+) -> None:
     from autocompile.cli.checks import TEMPLATE
 
     path = tmp_path / "model.py"

@@ -40,19 +40,29 @@ def test_what_inductor_draws_is_accepted_and_not_compiled_with_fallback() -> Non
     assert any("draws random numbers" in note for note in verdict.notes)
 
 
-def test_phases_without_random_numbers_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_without_random_numbers_pay_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     right, sides = Verifier.another_side, []
-    monkeypatch.setattr(Verifier, "another_side", lambda *a: sides.append(a) or right(*a))
+    monkeypatch.setattr(
+        Verifier, "another_side", lambda *a: sides.append(a) or right(*a)
+    )
     monkeypatch.setattr(Verifier, "demand_repeats", None)
-    assert judged(a_target(lambda: nn.Linear(8, 4), batch(4, 8)), "forward", "inductor").live
+    assert judged(
+        a_target(lambda: nn.Linear(8, 4), batch(4, 8)), "forward", "inductor"
+    ).live
     assert len(sides) == 2, "eager mode twice, and no third side for its draws"
 
 
 def noisy() -> nn.Module:
     """Dropout and noise in a forward pass, beside an output that no draw touches."""
 
-    def then(hidden: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        noise = nn.functional.dropout(hidden + torch.randn_like(hidden), 0.5, training=True)
+    def then(
+        hidden: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = nn.functional.dropout(
+            hidden + torch.randn_like(hidden), 0.5, training=True
+        )
         return noise, hidden
 
     return Layer(then, 8, 64)
@@ -73,15 +83,22 @@ def unseeded(x: torch.Tensor) -> torch.Tensor:
     [
         (first_by(unseeded), "same seed"),
         (first_by(lambda x: x * 0 + 1.5), "whatever the seed"),
-        (changed(lambda y: (y[0], y[1] * 1.01)), "['outputs'][1] is off by 0.01"),  # no draw in it
+        (
+            changed(lambda y: (y[0], y[1] * 1.01)),
+            "['outputs'][1] is off by 0.01",
+        ),  # no draw in it
     ],
 )
-def test_draws_that_cannot_be_right_are_refused(lie: Callable[[Side], None], words: str) -> None:
+def test_draws_that_cannot_be_right_are_refused(
+    lie: Callable[[Side], None], words: str
+) -> None:
     outcome, message = refused(a_target(noisy, batch(4, 8)), "forward", "inductor", lie)
     assert outcome is Outcome.WRONG_OUTPUT and words in message, message
 
 
-def test_a_wrong_program_beside_right_draws_is_found_by_the_side_that_draws_as_eager_does() -> None:
+def test_a_wrong_program_beside_right_draws_is_found_by_the_side_that_draws_as_eager_does() -> (
+    None
+):
     """Of the elements' places the distribution says nothing."""
     target = a_target(noisy, batch(4, 8))
     notes: list[str] = []
@@ -115,4 +132,6 @@ def test_few_draws_may_be_the_same_for_some_seeds() -> None:
     def now_and_then(hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return hidden * (torch.rand(()) > 0.5)
 
-    judged(a_target(lambda: Layer(now_and_then, 8, 64), batch(4, 8)), "forward", "inductor")
+    judged(
+        a_target(lambda: Layer(now_and_then, 8, 64), batch(4, 8)), "forward", "inductor"
+    )

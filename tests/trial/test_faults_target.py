@@ -55,7 +55,11 @@ def nothing_left() -> None:
         ("os.abort()", "crashed", "SIGABRT in import"),
         ("os.killpg(0, signal.SIGKILL)", "crashed", "SIGKILL in import"),
         ("signal.setitimer(0, 0.01); time.sleep(60)", "crashed", "SIGALRM in import"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "timeout", "still in import after 1 s"),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "timeout",
+            "still in import after 1 s",
+        ),
         (
             "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); spin()",
             "timeout",
@@ -69,7 +73,9 @@ def test_a_target_that_fails_at_its_import_says_how(
     (work / "model.py").write_text(MODEL + fault + "\n")
     limits = {"timeout_s": 1.0} if outcome == "timeout" else {}
     ending = bench.run(work / "model.py", **limits)
-    assert (ending.outcome.value, ending.step.value) == (outcome, "import"), ending.message
+    assert (ending.outcome.value, ending.step.value) == (outcome, "import"), (
+        ending.message
+    )
     assert words in ending.message
     if outcome == "import_error":
         assert ending.payload["where"].startswith("model.py:")
@@ -91,7 +97,9 @@ def test_a_target_that_fails_at_its_import_says_how(
         "del os.environ['AUTOCOMPILE_TRIAL']; subprocess.Popen(SLEEPS, start_new_session=True)",
         "os.fork()  # and from here on everything is done twice",
         # It takes the interpreter's lock from the calls that are timed.
-        pytest.param("threading.Thread(target=spin, daemon=True).start()", marks=pytest.mark.slow),
+        pytest.param(
+            "threading.Thread(target=spin, daemon=True).start()", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_target_with_odd_habits_is_measured_all_the_same(
@@ -109,8 +117,12 @@ def test_after_all_of_them_a_trial_works(bench: Bench) -> None:
 
 
 @pytest.mark.gpu
-def test_a_target_that_initialises_cuda_at_its_import_is_measured(bench: Bench, work: Path) -> None:
-    (work / "model.py").write_text(MODEL + "torch.ones(1, device='cuda').sum().item()\n")
+def test_a_target_that_initialises_cuda_at_its_import_is_measured(
+    bench: Bench, work: Path
+) -> None:
+    (work / "model.py").write_text(
+        MODEL + "torch.ones(1, device='cuda').sum().item()\n"
+    )
     ending = bench.run(work / "model.py", "aot_eager", device="cuda")
     assert ending.outcome is Outcome.OK, ending.message
     assert "forked" not in ending.doubts
@@ -121,10 +133,28 @@ def test_a_target_that_initialises_cuda_at_its_import_is_measured(bench: Bench, 
     ("target", "backend", "outcome", "step", "words"),
     [
         ("nondeterministic", "eager", "ok", "exit", ""),
-        ("nondeterministic", "honest", "wrong_output", "verify", "eager differs from itself"),
+        (
+            "nondeterministic",
+            "honest",
+            "wrong_output",
+            "verify",
+            "eager differs from itself",
+        ),
         ("stateful", "honest", "ok", "exit", ""),
-        ("restless", "honest", "recompile_limit", "measure", "recompiled while it was timed"),
-        ("scaled", "forgets", "recompile_limit", "measure", "recompiled while it was timed"),
+        (
+            "restless",
+            "honest",
+            "recompile_limit",
+            "measure",
+            "recompiled while it was timed",
+        ),
+        (
+            "scaled",
+            "forgets",
+            "recompile_limit",
+            "measure",
+            "recompiled while it was timed",
+        ),
     ],
 )
 def test_a_model_that_is_no_function_is_named_for_what_it_is(
@@ -153,7 +183,9 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     assert bench.told == [
         "trials are forked without the target's imports: a thread runs in it: poller"
     ]
-    assert isinstance(executor._starter(None)._fork_server, ForkServer), "forked, all the same"
+    assert isinstance(executor._starter(None)._fork_server, ForkServer), (
+        "forked, all the same"
+    )
     executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
@@ -182,7 +214,16 @@ def evil(graph, inputs):
 def test_a_nasty_target_harms_neither_the_screen_nor_the_run(work: Path) -> None:
     (work / "model.py").write_text(NASTY)
     command = [sys.executable, "-m", "autocompile"]
-    options = ["--phase", "forward", "--backend", "evil", "--batch-size", "4", "--effort", "quick"]
+    options = [
+        "--phase",
+        "forward",
+        "--backend",
+        "evil",
+        "--batch-size",
+        "4",
+        "--effort",
+        "quick",
+    ]
     done = subprocess.run(
         [*command, "tune", "model.py", *options, "--progress", "plain"],
         capture_output=True,
@@ -200,4 +241,6 @@ def test_a_nasty_target_harms_neither_the_screen_nor_the_run(work: Path) -> None
     assert "<b>html</b>" not in report
     everything = [work / "runs", *(work / "runs").rglob("*")]
     assert len(everything) > 10
-    assert [p for p in everything if p.stat().st_mode & stat.S_IWOTH and not p.is_symlink()] == []
+    assert [
+        p for p in everything if p.stat().st_mode & stat.S_IWOTH and not p.is_symlink()
+    ] == []

@@ -80,7 +80,9 @@ def loaded(config: Any) -> Target:
     return from_object(config)
 
 
-def verified(target: Target, phase: str, draws: Any, config: CompileConfig) -> tuple[Verifier, Any]:
+def verified(
+    target: Target, phase: str, draws: Any, config: CompileConfig
+) -> tuple[Verifier, Any]:
     """A verifier, and a side that was right at its first calls."""
     verifier = Verifier(target, phase, draws, 0, [])
     telemetry.reset_dynamo(config.backend)
@@ -95,13 +97,17 @@ def drawn(target: Target, phase: str = "learner_update", draw: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n != "PPO" else []) for n in KINDS]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n != "PPO" else []) for n in KINDS],
 )
 def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     target = loaded(small(name))
     assert phases_of(target)[-1] == "learner_update"
     draws = drawn(target), drawn(target, draw=1)
-    assert set(Verifier(target, "learner_update", draws, 0, []).expected) >= {"loss", "gradients"}
+    assert set(Verifier(target, "learner_update", draws, 0, []).expected) >= {
+        "loss",
+        "gradients",
+    }
     verifier, compiled = verified(target, "learner_update", draws, AOT)
     assert verifier.noise < 1e-6
     assert telemetry.dynamo_facts()["graphs"] >= 2  # forward pass and optimizer
@@ -118,7 +124,9 @@ def test_an_update_does_what_the_learners_own_update_does(name: str) -> None:
     target = loaded(config)
     batch = drawn(target)
     own = Updates(config, copy.deepcopy(target.model))
-    spaces_of_module = {MODULE: (target.model.observation_space, target.model.action_space)}
+    spaces_of_module = {
+        MODULE: (target.model.observation_space, target.model.action_space)
+    }
     theirs = config.build_learner(spaces=spaces_of_module)
     theirs.module[MODULE].load_state_dict(target.model.state_dict(), strict=False)
     if name != "PPO":
@@ -157,9 +165,14 @@ def test_a_side_comes_back_to_the_state_that_it_has_kept(name: str) -> None:
 
 def test_minibatches_are_those_of_the_algorithm() -> None:
     batches = {name: first_call(drawn(loaded(small(name))))[MODULE] for name in KINDS}
-    shapes = {n: {key: tuple(x.shape) for key, x in found.items()} for n, found in batches.items()}
+    shapes = {
+        n: {key: tuple(x.shape) for key, x in found.items()}
+        for n, found in batches.items()
+    }
     assert shapes["PPO"]["obs"] == (128, 4)
-    assert {"advantages", "value_targets", "action_logp", "loss_mask"} <= shapes["PPO"].keys()
+    assert {"advantages", "value_targets", "action_logp", "loss_mask"} <= shapes[
+        "PPO"
+    ].keys()
     assert shapes["DQN"]["new_obs"] == shapes["DQN"]["obs"] == (32, 4)
     assert {"weights", "n_step", "terminateds", "actions"} <= shapes["DQN"].keys()
     assert shapes["SAC"]["actions"] == (16, 2)
@@ -168,10 +181,15 @@ def test_minibatches_are_those_of_the_algorithm() -> None:
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for(name: str) -> None:
+def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for(
+    name: str,
+) -> None:
     target = loaded(small(name).debugging(seed=3))
     one, same, other = (drawn(target, draw=draw)[MODULE] for draw in (0, 0, 1))
-    assert all(torch.equal(one[column], same[column]) for column in ("obs", "actions", "rewards"))
+    assert all(
+        torch.equal(one[column], same[column])
+        for column in ("obs", "actions", "rewards")
+    )
     assert not torch.equal(one["obs"], other["obs"])
     for rows in (1, 7):
         found = minibatch(small(name), target.model, rows)
@@ -182,13 +200,20 @@ def test_a_module_with_a_state_gets_sequences() -> None:
     config = small("PPO", use_lstm=True, lstm_cell_size=4, max_seq_len=4)
     target = loaded(config.training(minibatch_size=32))
     side = make_side(target, "learner_update", drawn(target))
-    assert drawn(target)[MODULE]["obs"].shape[1:] == (4, 4)  # steps, and what is observed
+    assert drawn(target)[MODULE]["obs"].shape[1:] == (
+        4,
+        4,
+    )  # steps, and what is observed
     assert all(torch.isfinite(x) for x in side.run().values())
 
 
 def test_no_thread_is_started_and_the_users_config_stays_as_it_is() -> None:
-    config = small("IMPALA").learners(num_learners=2, num_aggregator_actors_per_learner=1)
-    config.callbacks(on_episode_created=lambda **_: pytest.fail("a user's callback ran"))
+    config = small("IMPALA").learners(
+        num_learners=2, num_aggregator_actors_per_learner=1
+    )
+    config.callbacks(
+        on_episode_created=lambda **_: pytest.fail("a user's callback ran")
+    )
     before = threading.enumerate()
     target = loaded(config)
     make_side(target, "learner_update", drawn(target)).run()
@@ -204,7 +229,9 @@ def test_the_settings_reach_every_optimizer_and_the_forward_pass() -> None:
     assert all(group["fused"] for o in side.optimizers for group in o.param_groups)
     assert all(torch.isfinite(x) for x in side.run().values())
     compiled = make_side(target, "learner_update", drawn(target), AOT)
-    assert "_forward_train" in vars(compiled.model) and "_forward_train" not in vars(target.model)
+    assert "_forward_train" in vars(compiled.model) and "_forward_train" not in vars(
+        target.model
+    )
 
 
 def test_what_updates_log_is_dropped_between_blocks() -> None:
@@ -238,19 +265,31 @@ UPDATES = {"phase": "learner_update", "batch_size": 24}
     ("longest_s", "phase", "words"),
     [
         (60.0, "learner_update", None),
-        (0.0, "optimizer_step", "optimizer_step instead of learner_update, which takes about"),
+        (
+            0.0,
+            "optimizer_step",
+            "optimizer_step instead of learner_update, which takes about",
+        ),
         (None, "optimizer_step", "which fails here: TypeError"),
     ],
 )
 def test_without_a_phase_whole_updates_are_tuned_unless_one_fails_or_takes_long(
-    try_it: Try, monkeypatch: pytest.MonkeyPatch, longest_s: Any, phase: str, words: str | None
+    try_it: Try,
+    monkeypatch: pytest.MonkeyPatch,
+    longest_s: Any,
+    phase: str,
+    words: str | None,
 ) -> None:
     monkeypatch.setattr(probing, "_LONGEST_UPDATE_S", longest_s)
     if longest_s is None:
         monkeypatch.setattr(probing, "block", lambda: None)
     target = try_it(RL, kind="probe", phases=None)["target"]
     assert target["phases"] == ["forward_exploration", phase]
-    assert words in target["choices"]["phases"] if words else "phases" not in target["choices"]
+    assert (
+        words in target["choices"]["phases"]
+        if words
+        else "phases" not in target["choices"]
+    )
 
 
 def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
@@ -268,11 +307,21 @@ def test_settings_of_updates_are_raced_each_with_code_of_its_own(
     try_it: Try, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the caches are
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # each side sets its own
+    for name in (
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+    ):  # each side sets its own
         monkeypatch.setenv(name, str(tmp_path / "nobodys"))
     sides = [
-        {"number": number, "config": config.to_dict(), "cache": f"cache{number}", "is_warm": True}
-        for number, config in enumerate((AOT, CompileConfig("eager", optimizer="fused")))
+        {
+            "number": number,
+            "config": config.to_dict(),
+            "cache": f"cache{number}",
+            "is_warm": True,
+        }
+        for number, config in enumerate(
+            (AOT, CompileConfig("eager", optimizer="fused"))
+        )
     ]
     limits = {"rounds": 3, "max_s": 60.0, "block_s": 0.001}
     found = try_it(RL, kind="race", sides=sides, takes_turns=False, **limits, **UPDATES)
@@ -280,9 +329,13 @@ def test_settings_of_updates_are_raced_each_with_code_of_its_own(
 
 
 @pytest.mark.slow
-def test_updates_that_draw_random_numbers_are_compared_whoever_draws_them(try_it: Try) -> None:
+def test_updates_that_draw_random_numbers_are_compared_whoever_draws_them(
+    try_it: Try,
+) -> None:
     """SAC samples actions in its losses; Inductor's generator draws others than eager's."""
-    found = try_it(f"{TARGETS / 'rl.py'}:sac", "learner_update", "inductor", batch_size=16)
+    found = try_it(
+        f"{TARGETS / 'rl.py'}:sac", "learner_update", "inductor", batch_size=16
+    )
     assert found["outcome"] == "ok", found["message"]
     assert any("random numbers" in note for note in found["notes"])
 
@@ -296,11 +349,17 @@ def test_training_gets_actions_what_follows_and_target_networks(name: str) -> No
     side = make_side(target, "forward_train", target.inputs("forward_train", 4))
     assert side.inputs["actions"].shape[0] == side.inputs["new_obs"].shape[0] == 4
     assert side.run()
-    assert len(dict(target.model.named_parameters())) < len(dict(side.model.named_parameters()))
+    assert len(dict(target.model.named_parameters())) < len(
+        dict(side.model.named_parameters())
+    )
 
 
-@pytest.mark.parametrize("name", ["DQN", pytest.param("SAC", marks=pytest.mark.slow), "APPO"])
-@pytest.mark.parametrize("phase", ["forward_exploration", "forward_inference", "forward_train"])
+@pytest.mark.parametrize(
+    "name", ["DQN", pytest.param("SAC", marks=pytest.mark.slow), "APPO"]
+)
+@pytest.mark.parametrize(
+    "phase", ["forward_exploration", "forward_inference", "forward_train"]
+)
 def test_forward_phases_get_what_their_modules_need(name: str, phase: str) -> None:
     target = loaded(small(name))
     seed_everything(0)
@@ -313,7 +372,9 @@ def exploring(config: CompileConfig) -> Any:
     target = loaded(small("DQN"))
     seed_everything(0)
     telemetry.reset_dynamo("aot_eager")
-    return make_side(target, "forward_exploration", target.inputs("forward_exploration", 4), config)
+    return make_side(
+        target, "forward_exploration", target.inputs("forward_exploration", 4), config
+    )
 
 
 def test_steps_change_at_each_call_and_what_that_recompiles_is_counted() -> None:
@@ -342,7 +403,11 @@ def test_whole_train_batches_are_a_workload(try_it: Try) -> None:
     where = f"{TARGETS / 'rl.py'}:whole_batches"
     phases = ["learner_update", "forward_exploration"]
     probed = try_it(where, kind="probe", phases=phases)
-    assert probed["target"]["workload"] == {"calls": 4, "kinds": 4, "phases": ["learner_update"]}
+    assert probed["target"]["workload"] == {
+        "calls": 4,
+        "kinds": 4,
+        "phases": ["learner_update"],
+    }
     own = probed["target"]["own_batch_size"]["learner_update"]
     assert own == 4 * 96
     place = _place("learner_update", ProbeResult.read(probed))
@@ -356,7 +421,9 @@ def test_whole_train_batches_are_a_workload(try_it: Try) -> None:
 
 def test_minibatches_have_one_size_also_where_a_batch_is_no_multiple() -> None:
     """RLlib begins a batch anew where it ends, so none is smaller: nothing to make a pass of."""
-    config = small("PPO").training(minibatch_size=16, train_batch_size_per_learner=40, num_epochs=2)
+    config = small("PPO").training(
+        minibatch_size=16, train_batch_size_per_learner=40, num_epochs=2
+    )
     updates = Updates(config, loaded(config).model)
     episodes = _episodes(config, loaded(config).model, 40)
     given = TrainingData(episodes=episodes)

@@ -38,7 +38,9 @@ PARTS = "&".join(
     for part in ("text_config", "vision_config")
     for key in ("hidden_size=16", "num_attention_heads=2", "intermediate_size=32")
 )
-UNET = "block_out_channels=32,64&layers_per_block=1&size=16&down_block_types=DownBlock2D,"
+UNET = (
+    "block_out_channels=32,64&layers_per_block=1&size=16&down_block_types=DownBlock2D,"
+)
 
 TIMM = """
 import torch
@@ -123,7 +125,11 @@ def run(target: Target, phase: str) -> tuple[Any, Any]:
 
 
 def shapes(inputs: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(x.shape) for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+    return {
+        name: tuple(x.shape)
+        for name, x in inputs.items()
+        if isinstance(x, torch.Tensor)
+    }
 
 
 # The spec ----------------------------------------------------------------------------------------
@@ -131,7 +137,11 @@ def shapes(inputs: Any) -> dict[str, tuple[int, ...]]:
 
 def test_a_spec_is_a_library_a_model_and_options(work: Path) -> None:
     spec = "transformers:BertModel?layers=4&length=64"
-    assert library_model(spec) == ("transformers", "BertModel", {"layers": "4", "length": "64"})
+    assert library_model(spec) == (
+        "transformers",
+        "BertModel",
+        {"layers": "4", "length": "64"},
+    )
     assert library_model("timm:vit.augreg") == ("timm", "vit.augreg", {})
     assert library_model("model.py:net") is library_model("timm") is None
     assert is_same_target(spec, "transformers:BertModel?length=64&layers=4")
@@ -139,7 +149,10 @@ def test_a_spec_is_a_library_a_model_and_options(work: Path) -> None:
     assert target_spec(spec) == spec
     assert sources_of(spec) is None and shipment_of(spec) == ({}, str(work), spec)
     assert new_folder(spec).path.name == "BertModel-0001"
-    assert new_folder("timm:vit_small_patch16_224").path.name == "vit_small_patch16_224-0001"
+    assert (
+        new_folder("timm:vit_small_patch16_224").path.name
+        == "vit_small_patch16_224-0001"
+    )
 
 
 def test_a_file_of_kernelbench_is_that_file(work: Path) -> None:
@@ -157,7 +170,11 @@ def test_a_file_of_kernelbench_is_that_file(work: Path) -> None:
     ("model", "fed", "labels"),
     [
         (f"BertForMaskedLM?{BERT}", {"input_ids": (2, 8)}, {"labels": (2, 8)}),
-        (f"BertForSequenceClassification?{BERT}", {"input_ids": (2, 8)}, {"labels": (2,)}),
+        (
+            f"BertForSequenceClassification?{BERT}",
+            {"input_ids": (2, 8)},
+            {"labels": (2,)},
+        ),
         (
             f"BertForQuestionAnswering?{BERT}",
             {"input_ids": (2, 8)},
@@ -235,7 +252,8 @@ def test_a_type_of_models_and_one_without_a_loss() -> None:
     assert shapes(target.inputs("train_step", 3)) == {"input_ids": (3, 8)}
     assert run(target, "train_step")[1].dim() == 0
     assert (
-        target.choices["model"] == f"transformers {transformers.__version__}, with random weights"
+        target.choices["model"]
+        == f"transformers {transformers.__version__}, with random weights"
     )
     assert "input_ids [8]" in target.choices["inputs"]
 
@@ -243,7 +261,9 @@ def test_a_type_of_models_and_one_without_a_loss() -> None:
 def test_calls_of_a_file_take_the_place_of_inputs() -> None:
     pytest.importorskip("transformers")
     tensor = {"shape": [2, 5], "dtype": "int64", "low": 0, "high": 49}
-    calls = RecordedCalls("BertForMaskedLM", ({"args": [{"tensor": tensor}], "kwargs": {}},), (0,))
+    calls = RecordedCalls(
+        "BertForMaskedLM", ({"args": [{"tensor": tensor}], "kwargs": {}},), (0,)
+    )
     spec = f"transformers:BertForMaskedLM?{BERT}"
     target = build(spec, import_target(spec), calls)
     for phase in ("forward", "train_step"):
@@ -268,32 +288,56 @@ def test_a_real_trial_of_a_model_of_transformers(try_it: Try, phase: str) -> Non
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("BertModell", ["no model 'BertModell'", "BertModel,", "check transformers:BertModel"]),
+        (
+            "BertModell",
+            ["no model 'BertModell'", "BertModel,", "check transformers:BertModel"],
+        ),
         ("BertConfig", ["no model 'BertConfig'"]),
         ("", ["no model ''", "check transformers:"]),
         (
             "BertModel?hiden_size=4",
-            ["BertConfig has no attribute 'hiden_size'", "hidden_size", "BertModel?hidden_size=4"],
+            [
+                "BertConfig has no attribute 'hiden_size'",
+                "hidden_size",
+                "BertModel?hidden_size=4",
+            ],
         ),
-        ("SwinModel?layers=3", ["has its layers in stages: 2,2,6,2", "?depths=1,1,1,1"]),
+        (
+            "SwinModel?layers=3",
+            ["has its layers in stages: 2,2,6,2", "?depths=1,1,1,1"],
+        ),
         ("clap?layers=1", ["ClapConfig computes num_hidden_layers itself: 16, not 1"]),
         (
             "Wav2Vec2Model?num_feat_extract_layers=3",
-            ["StrictDataclassClassValidationError: Class validation error", "ValueError: "],
+            [
+                "StrictDataclassClassValidationError: Class validation error",
+                "ValueError: ",
+            ],
         ),
-        ("BertModel?length=4096", ["takes 512 tokens at most, not 4096", "?length=512"]),
+        (
+            "BertModel?length=4096",
+            ["takes 512 tokens at most, not 4096", "?length=512"],
+        ),
         ("BertModel?length=long", ["cannot be made from its name", "TypeError"]),
         ("BertModel?hidden_size=long", ["cannot be made from its name", "hidden_size"]),
         ("BertModel?_attn_implementation=a/kernel", ["is about files or weights"]),
         ("CLIPModel?text_config._name_or_path=x", ["is about files or weights"]),
         (
             "PerceiverModel",
-            ["its main input is inputs", "def get_model(): return transformers.PerceiverModel("],
+            [
+                "its main input is inputs",
+                "def get_model(): return transformers.PerceiverModel(",
+            ],
         ),
-        ("perceiver", ['AutoConfig.for_model("perceiver")', "def get_inputs(batch_size):"]),
+        (
+            "perceiver",
+            ['AutoConfig.for_model("perceiver")', "def get_inputs(batch_size):"],
+        ),
     ],
 )
-def test_what_is_wrong_with_a_model_of_transformers(model: str, words: list[str]) -> None:
+def test_what_is_wrong_with_a_model_of_transformers(
+    model: str, words: list[str]
+) -> None:
     pytest.importorskip("transformers")
     text = error_of(f"transformers:{model}")
     assert all(each in text for each in words), text
@@ -378,14 +422,21 @@ def test_a_model_of_timm(packages: Path) -> None:
     (image,), output = run(target, "forward")
     assert image.shape == (2, 3, 8, 12) and output.shape == (2, 7)
     assert run(target, "train_step")[1].dim() == 0
-    assert (target.kind, target.choices["model"]) == ("timm", "timm 1.0, with random weights")
+    assert (target.kind, target.choices["model"]) == (
+        "timm",
+        "timm 1.0, with random weights",
+    )
     text = error_of("timm:tinynet")
     assert "the nearest of 3 are: tiny_net" in text and "check timm:tiny_net" in text
     text = error_of("timm:offline")
-    assert "without weights and without a network" in text and "couldn't connect" in text
+    assert (
+        "without weights and without a network" in text and "couldn't connect" in text
+    )
     assert 'def get_model(): return timm.create_model("offline")' in text
     assert "unexpected keyword argument 'wide'" in error_of("timm:tiny_net?wide=3")
-    assert "is about files or weights" in error_of("timm:tiny_net?checkpoint_path=a.pth")
+    assert "is about files or weights" in error_of(
+        "timm:tiny_net?checkpoint_path=a.pth"
+    )
 
 
 def test_a_model_of_torchvision(packages: Path) -> None:
@@ -394,7 +445,9 @@ def test_a_model_of_torchvision(packages: Path) -> None:
     assert run(load("torchvision:plain"), "forward")[0][0].shape == (2, 3, 224, 224)
     assert load("torchvision:r3d").inputs("forward", 1)[0].shape == (1, 3, 16, 12, 12)
     text = error_of("torchvision:mask_rcnn")
-    assert "lists of images, and in training targets" in text and "def get_inputs" in text
+    assert (
+        "lists of images, and in training targets" in text and "def get_inputs" in text
+    )
     assert "check torchvision:tiny" in error_of("torchvision:tyny")
 
 
@@ -408,7 +461,9 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
     assert "pip install timm" in error_of("timm:resnet50")
     assert "pip install diffusers" in error_of("diffusers:UNet2DModel")
-    assert "pip install 'torch-autocompile[transformers]'" in error_of("transformers:BertModel")
+    assert "pip install 'torch-autocompile[transformers]'" in error_of(
+        "transformers:BertModel"
+    )
 
 
 def test_torchvision_of_another_index(
@@ -421,7 +476,8 @@ def test_torchvision_of_another_index(
         text = error_of(spec)
         assert "nms does not exist" in text and "from the same index" in text
         assert (
-            "pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu" in text
+            "pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+            in text
         )
         result = try_it(spec, kind="probe", toolchain=None)
         assert result["outcome"] == Outcome.IMPORT_ERROR

@@ -52,7 +52,9 @@ def nothing() -> None:
 def timed(
     call: Callable[[], object],
     restore: Callable[[], None] = nothing,
-    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    context: Callable[
+        [], contextlib.AbstractContextManager[object]
+    ] = contextlib.nullcontext,
 ) -> Timed:
     return Timed(call, restore, context)
 
@@ -73,7 +75,9 @@ def screened(
     return found
 
 
-def raced(sides: Sequence[Timed], most: int = 24, max_s: float = 1e9, **more: Any) -> Rounds:
+def raced(
+    sides: Sequence[Timed], most: int = 24, max_s: float = 1e9, **more: Any
+) -> Rounds:
     rounds = Rounds(sides, TIMER, 0.02, 0)
     side_by_side(rounds, most, max_s, **more)
     return rounds
@@ -111,7 +115,9 @@ def test_times_by_the_real_clock_are_those_that_the_calls_took() -> None:
         blocks = [made[i : i + calls] for i in range(lead, len(made), lead + calls)]
         assert min(seconds) > 0.99 * side.seconds
         assert all(s * calls >= sum(b) for s, b in zip(seconds, blocks, strict=True))
-        assert median(seconds) == pytest.approx(median([sum(b) / calls for b in blocks]), rel=0.05)
+        assert median(seconds) == pytest.approx(
+            median([sum(b) / calls for b in blocks]), rel=0.05
+        )
 
 
 def test_a_comparison_of_eager_with_itself_includes_one(clock: Clock) -> None:
@@ -133,7 +139,9 @@ def test_drift_that_touches_both_sides_cancels(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "beat"), [(8, 0.0), (8, 9.0), (12, 0.0), (12, 9.0)])
-def test_a_clear_comparison_has_the_fewest_rounds(clock: Clock, rounds: int, beat: float) -> None:
+def test_a_clear_comparison_has_the_fewest_rounds(
+    clock: Clock, rounds: int, beat: float
+) -> None:
     sides = timed(lambda: clock.work(2e-3)), timed(lambda: clock.work(1e-3))
     found = screened(*sides, replace(LIMITS, rounds=rounds, beat=beat))
     assert len(found.eager_s) == rounds
@@ -150,17 +158,23 @@ def test_noise_takes_more_rounds_until_the_interval_is_narrow(clock: Clock) -> N
 
 def took_s(found: Measurement) -> float:
     """Of all its rounds, with the calls that nobody times."""
-    eager, other = (calls + lead for calls, lead in zip(found.calls, found.leads, strict=True))
+    eager, other = (
+        calls + lead for calls, lead in zip(found.calls, found.leads, strict=True)
+    )
     return sum(found.eager_s) * eager + sum(found.compiled_s) * other
 
 
-def test_a_setting_clearly_below_the_best_is_dropped_after_the_fewest_rounds(clock: Clock) -> None:
+def test_a_setting_clearly_below_the_best_is_dropped_after_the_fewest_rounds(
+    clock: Clock,
+) -> None:
     eager, other = noisy(clock, 0.02, 0.05), noisy(clock, 0.02, 0.05, 1)
     limits = replace(LIMITS, half_width=1e-9, beat=2.0)
     assert len(screened(eager, other, limits).eager_s) == 8
 
 
-def test_a_setting_near_the_best_is_timed_for_longer_than_one_that_hardly_is(clock: Clock) -> None:
+def test_a_setting_near_the_best_is_timed_for_longer_than_one_that_hardly_is(
+    clock: Clock,
+) -> None:
     """Both are too noisy for a verdict; one seems to be as fast as the best, one a fifth slower."""
     limits = replace(LIMITS, half_width=1e-9)
     eager, other = noisy(clock, 0.01, 0.6), noisy(clock, 0.01, 0.6, 1)
@@ -171,7 +185,9 @@ def test_a_setting_near_the_best_is_timed_for_longer_than_one_that_hardly_is(clo
     assert took_s(near) == pytest.approx(LIMITS.front_s, abs=0.25)
 
 
-def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(clock: Clock) -> None:
+def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(
+    clock: Clock,
+) -> None:
     made: list[float] = []
 
     def side(seconds: float) -> Timed:
@@ -183,7 +199,9 @@ def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(clock: Clock)
     assert len(made) == 1 + 2 + 2 * 3, "eager alone, one of each, and the rounds"
 
 
-def test_a_call_of_seconds_beside_a_short_one_is_not_warmed_either(clock: Clock) -> None:
+def test_a_call_of_seconds_beside_a_short_one_is_not_warmed_either(
+    clock: Clock,
+) -> None:
     made: list[None] = []
 
     def long() -> None:
@@ -192,10 +210,14 @@ def test_a_call_of_seconds_beside_a_short_one_is_not_warmed_either(clock: Clock)
     found = screened(timed(long), timed(lambda: clock.work(1e-3)))
     assert found.speedup.value == pytest.approx(3000)
     assert found.calls == (1, 20)
-    assert len(made) - len(found.eager_s) == 4, "alone, at first twice, and to see what it slows"
+    assert len(made) - len(found.eager_s) == 4, (
+        "alone, at first twice, and to see what it slows"
+    )
 
 
-def test_all_sides_of_a_race_have_as_many_rounds_and_are_told_apart(clock: Clock) -> None:
+def test_all_sides_of_a_race_have_as_many_rounds_and_are_told_apart(
+    clock: Clock,
+) -> None:
     rounds = raced([timed(lambda s=s: clock.work(s)) for s in (4e-3, 2e-3, 1e-3, 0.03)])
     assert rounds.count == 24 and {len(times) for times in rounds.times} == {24}
     every = [rounds.measurement(index) for index in range(4)]
@@ -226,7 +248,9 @@ def test_waiting_for_ones_turn_takes_nothing_from_the_time(clock: Clock) -> None
     assert log == ["wait", "go on"] * 5
 
 
-def test_the_order_of_blocks_is_another_in_each_round_and_follows_the_seed(clock: Clock) -> None:
+def test_the_order_of_blocks_is_another_in_each_round_and_follows_the_seed(
+    clock: Clock,
+) -> None:
     def order(seed: int) -> list[str]:
         log: list[str] = []
 
@@ -244,7 +268,8 @@ def test_the_order_of_blocks_is_another_in_each_round_and_follows_the_seed(clock
 
 
 @pytest.mark.parametrize(
-    ("call_s", "calls"), [(0.9, 1), (0.2, 1), (0.03, 1), (0.01, 2), (0.001, 20), (1e-5, 2000)]
+    ("call_s", "calls"),
+    [(0.9, 1), (0.2, 1), (0.03, 1), (0.01, 2), (0.001, 20), (1e-5, 2000)],
 )
 def test_a_block_lasts_about_as_long_as_asked_or_one_call(
     clock: Clock, call_s: float, calls: int
@@ -268,7 +293,9 @@ def test_one_wait_for_a_core_does_not_size_blocks(
     assert rounds.calls == [200, 200]
 
 
-def test_restore_is_called_before_every_block_and_outside_the_clock(clock: Clock) -> None:
+def test_restore_is_called_before_every_block_and_outside_the_clock(
+    clock: Clock,
+) -> None:
     log: list[str] = []
 
     def restore() -> None:
@@ -358,7 +385,10 @@ def gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(clock, monkeypatch)
 
 
-HALVES = [(8e-3, 2e-3)] * 10, [(2e-3, 8e-3)] * 10  # forward waits for the host, backward does not
+HALVES = (
+    [(8e-3, 2e-3)] * 10,
+    [(2e-3, 8e-3)] * 10,
+)  # forward waits for the host, backward does not
 
 
 @pytest.mark.parametrize(
@@ -383,18 +413,24 @@ def test_on_a_gpu_calls_are_timed_as_in_a_long_loop(
     assert found.eager_call_s == pytest.approx(true_s, rel=0.002)
     assert found.compiled_call_s == pytest.approx(4e-3, rel=0.002)
     assert found.calls == (calls, 5) and found.leads == (min(2, calls), 2)
-    assert found.pass_s == pytest.approx(4.1e-3), "a call alone, for what a first one took more"
+    assert found.pass_s == pytest.approx(4.1e-3), (
+        "a call alone, for what a first one took more"
+    )
     itself, _ = screen(eager, eager, gpu.timer, LIMITS, 0)
     assert itself.compiled_call_s == pytest.approx(true_s, rel=0.002)
 
 
 @pytest.mark.parametrize("true_s", [1e-3, 0.012, 0.3])
-def test_work_of_a_stream_that_no_event_sees_counts_once(gpu: Gpu, true_s: float) -> None:
+def test_work_of_a_stream_that_no_event_sees_counts_once(
+    gpu: Gpu, true_s: float
+) -> None:
     """Then both sides are timed between synchronizations."""
     elsewhere, ours = gpu.step((1e-5, true_s), stream="another"), gpu.step((1e-3, 4e-3))
     found, _ = screen(ours, elsewhere, gpu.timer, LIMITS, 0)
     assert found.compiled_call_s == pytest.approx(true_s, rel=0.03)
-    assert found.eager_call_s == pytest.approx(4.2e-3, rel=0.01), "five calls, and the first alone"
+    assert found.eager_call_s == pytest.approx(4.2e-3, rel=0.01), (
+        "five calls, and the first alone"
+    )
     rounds = Rounds((ours, ours), gpu.timer, 0.02, 0)
     assert isinstance(rounds.timer, StreamTimer)
 
@@ -442,8 +478,20 @@ def test_calls_that_the_other_side_slows_are_not_timed(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("usual", "first", "lead"),
-    [(2e-5, 2e-5, 0), (0.018, 0.018, 0), (1e-3, 5e-3, 1), (0.03, 0.036, 1), (0.3, 0.31, 0)],
-    ids=["equal", "equal and long", "slowed", "slowed for a block", "so long that little is lost"],
+    [
+        (2e-5, 2e-5, 0),
+        (0.018, 0.018, 0),
+        (1e-3, 5e-3, 1),
+        (0.03, 0.036, 1),
+        (0.3, 0.31, 0),
+    ],
+    ids=[
+        "equal",
+        "equal and long",
+        "slowed",
+        "slowed for a block",
+        "so long that little is lost",
+    ],
 )
 def test_a_first_call_that_is_slowed_by_any_other_side_is_left_out(
     clock: Clock, usual: float, first: float, lead: int
@@ -464,7 +512,9 @@ def test_a_first_call_that_is_slowed_by_any_other_side_is_left_out(
 
 
 @pytest.mark.parametrize("stalled", range(12))
-def test_a_stall_in_one_look_is_not_taken_for_the_other_side(clock: Clock, stalled: int) -> None:
+def test_a_stall_in_one_look_is_not_taken_for_the_other_side(
+    clock: Clock, stalled: int
+) -> None:
     """It comes in the first call after a change of sides, once."""
     last, changes = [""], itertools.count()
 
@@ -518,12 +568,16 @@ def test_a_side_that_slows_eager_for_longer_than_a_lead_is_named(
     found, said = screen(timed(eager), timed(compiled), TIMER, LIMITS, 0)
     assert found.flags == (("eager_slowed",) if is_slowed else ())
     if is_slowed:
-        assert len(said) == 1 and said[0].startswith("eager runs 50% slower next to this setting")
+        assert len(said) == 1 and said[0].startswith(
+            "eager runs 50% slower next to this setting"
+        )
     else:
         assert not said and found.speedup.value == pytest.approx(1.0)
 
 
-def test_a_machine_that_got_slower_meanwhile_is_not_taken_for_the_other_side(clock: Clock) -> None:
+def test_a_machine_that_got_slower_meanwhile_is_not_taken_for_the_other_side(
+    clock: Clock,
+) -> None:
     """Eager alone takes as long afterwards."""
     eager = timed(lambda: clock.work(0.02 if clock.monotonic() < 0.5 else 0.04))
     found, said = screen(eager, timed(lambda: clock.work(0.02)), TIMER, LIMITS, 0)
@@ -562,7 +616,9 @@ def test_the_garbage_collector_is_restored_after_an_exception(clock: Clock) -> N
     gc.unfreeze()  # a trial stays frozen; this process goes on
 
 
-def in_parts(clock: Clock, percent: int, *seconds: float, stall_every: int = 0) -> Timed:
+def in_parts(
+    clock: Clock, percent: int, *seconds: float, stall_every: int = 0
+) -> Timed:
     """Calls of which those that last as long are alike; some of the first are stalled for 50 ms."""
     made = itertools.count(1)
 
@@ -570,8 +626,13 @@ def in_parts(clock: Clock, percent: int, *seconds: float, stall_every: int = 0) 
         stall = stall_every and next(made) % stall_every == 0
         clock.work(seconds[0] + (0.05 if stall else 0.0))
 
-    calls: list[Callable[[], None]] = [first, *(partial(clock.work, s) for s in seconds[1:])]
-    kinds = [[n for n, s in enumerate(seconds) if s == one] for one in dict.fromkeys(seconds)]
+    calls: list[Callable[[], None]] = [
+        first,
+        *(partial(clock.work, s) for s in seconds[1:]),
+    ]
+    kinds = [
+        [n for n, s in enumerate(seconds) if s == one] for one in dict.fromkeys(seconds)
+    ]
 
     def whole() -> None:
         for call in calls:
@@ -589,8 +650,12 @@ def test_a_percentile_is_timed_in_place_of_the_mean(
 ) -> None:
     sides = in_parts(clock, percent, *EAGER_S), in_parts(clock, percent, *COMPILED_S)
     found = screened(*sides)
-    assert (found.percent, found.calls) == (percent, (2, 2)), "passes of a block of 20 ms"
-    assert found.pass_s == pytest.approx(sum(COMPILED_S)), "for what the first pass took more"
+    assert (found.percent, found.calls) == (percent, (2, 2)), (
+        "passes of a block of 20 ms"
+    )
+    assert found.pass_s == pytest.approx(sum(COMPILED_S)), (
+        "for what the first pass took more"
+    )
     assert found.speedup.value == pytest.approx(ratio)
     rounds = raced(sides, 6)
     assert rounds.measurement(1).percent == percent
@@ -598,13 +663,17 @@ def test_a_percentile_is_timed_in_place_of_the_mean(
     assert raced([side.whole for side in sides], 3).measurement(1).percent is None
 
 
-def test_a_stall_in_one_call_of_a_shape_is_no_part_of_its_percentile(clock: Clock) -> None:
+def test_a_stall_in_one_call_of_a_shape_is_no_part_of_its_percentile(
+    clock: Clock,
+) -> None:
     sides = [in_parts(clock, 95, *s, stall_every=5) for s in (EAGER_S, COMPILED_S)]
     assert raced(sides, 6).measurement(1).eager_s == pytest.approx([4e-3] * 6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_a_percentile_of_eager_mode_alone_is_compared_with_one(clock: Clock, scale: float) -> None:
+def test_a_percentile_of_eager_mode_alone_is_compared_with_one(
+    clock: Clock, scale: float
+) -> None:
     """Next to a short p95 a pass is long: eager would seem slowed, or fast, by its length."""
     side = in_parts(clock, 50, *(scale * s for s in EAGER_S))
     assert screened(side, side).eager_call_s == pytest.approx(scale * 1e-3)
@@ -628,7 +697,9 @@ def test_what_it_costs_to_give_memory_back_is_measured_and_then_it_is_kept() -> 
     command = [sys.executable, "-c", GIVES_BACK]
     # Each block comes from the system, whatever the heap is like.
     gives_back = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=gives_back)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=gives_back
+    )
     said = done.stdout
     cost, faults = json.loads(said)
     assert cost["faults"] > 1000  # pages of 4 KiB

@@ -93,7 +93,9 @@ def get_optimizer(model):
 @pytest.mark.parametrize(
     "phase", ["optimizer_step", pytest.param("train_step", marks=pytest.mark.slow)]
 )
-def test_training_holds_gradients_and_optimizer_state(work: Path, try_it: Try, phase: str) -> None:
+def test_training_holds_gradients_and_optimizer_state(
+    work: Path, try_it: Try, phase: str
+) -> None:
     """Weights, gradients, momentum; ``aot_eager`` writes to copies, of which two are alive."""
     peaks = peaks_in_mib(tried(try_it, work, TRAINED, phase=phase))
     assert peaks == pytest.approx((3 * 12, 5 * 12), rel=0.05)
@@ -122,7 +124,9 @@ def test_where_no_tensor_shows_the_weights_the_peak_is_not_known(
     work: Path, bench: Bench, config: CompileConfig
 ) -> None:
     (work / "model.py").write_text(SMALL)
-    request = a_trial(target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1)
+    request = a_trial(
+        target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1
+    )
     ending = bench.end(bench.begin(request))
     assert ending.outcome is Outcome.OK, ending.message
     assert ending.payload["peak_memory_bytes"] is None
@@ -180,7 +184,11 @@ def test_the_peak_on_a_gpu_counts_what_a_cuda_graph_keeps(
     (work / "model.py").write_text(PRODUCT)
     config = CompileConfig(backend=backend, mode=mode).to_dict()
     request = a_trial(
-        target=str(work / "model.py"), device="cuda", config=config, batch_size=None, limits=LIMITS
+        target=str(work / "model.py"),
+        device="cuda",
+        config=config,
+        batch_size=None,
+        limits=LIMITS,
     )
     _, result = by_hand(work / "trial", request)
     assert result["outcome"] == "ok", result
@@ -238,7 +246,9 @@ def get_inputs(batch_size): return torch.randn(batch_size, 4)
 """
 
 
-@pytest.mark.parametrize(("backend", "is_known"), [("eager", True), ("aot_eager", False)])
+@pytest.mark.parametrize(
+    ("backend", "is_known"), [("eager", True), ("aot_eager", False)]
+)
 def test_eager_mode_on_a_cpu_tells_what_it_costs_to_give_memory_back(
     try_it: Try, tmp_path: Path, backend: str, is_known: bool
 ) -> None:

@@ -25,7 +25,9 @@ def setting(backend: str, **more: Any) -> dict[str, Any]:
 
 
 def test_what_torch_does_not_take_is_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="autocast 'bf16' is none of none, bfloat16, float16"):
+    with pytest.raises(
+        UsageError, match="autocast 'bf16' is none of none, bfloat16, float16"
+    ):
         SearchSpace(autocast=("bf16",))
     with pytest.raises(UsageError, match="cannot go together"):
         CompileConfig(mode="max-autotune", guards="skip_all")
@@ -35,7 +37,9 @@ def test_what_torch_does_not_take_is_refused_in_words() -> None:
     assert CompileConfig("eager", guards="skip_all") == EAGER
 
 
-@pytest.mark.parametrize(("phase", "backend"), [("forward", "eager"), ("train_step", "aot_eager")])
+@pytest.mark.parametrize(
+    ("phase", "backend"), [("forward", "eager"), ("train_step", "aot_eager")]
+)
 def test_lower_precision_is_compared_with_eager_at_that_precision(
     try_it: Try, phase: str, backend: str
 ) -> None:
@@ -75,12 +79,16 @@ def test_a_liar_is_caught_under_autocast(try_it: Try) -> None:
     assert result["outcome"] == "wrong_output", result["message"]
 
 
-@pytest.mark.parametrize("more", [{"guards": "skip_inbuilt_modules"}, {"precision": "high"}])
+@pytest.mark.parametrize(
+    "more", [{"guards": "skip_inbuilt_modules"}, {"precision": "high"}]
+)
 def test_dropped_guards_and_fast_products_are_tried_like_anything_else(
     try_it: Try, more: dict[str, str]
 ) -> None:
     result = try_it(MODELS, **setting("aot_eager", **more))
-    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result[
+        "message"
+    ]
 
 
 def test_what_overflows_at_a_lower_precision_is_refused(try_it: Try) -> None:
@@ -94,13 +102,18 @@ def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
     result = try_it(f"{MODELS}:labels", **more)
     (said,) = [n for n in result["notes"] if n.startswith("at the requested precision")]
     assert float(said.rpartition(" ")[2]) > 0
-    assert try_it(f"{MODELS}:labels", tolerance=1e-9, **more)["outcome"] == "wrong_output"
+    assert (
+        try_it(f"{MODELS}:labels", tolerance=1e-9, **more)["outcome"] == "wrong_output"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
-        ('autocast = ["none", "bfloat16"]', {"autocast": ["none,bfloat16"], "backend": None}),
+        (
+            'autocast = ["none", "bfloat16"]',
+            {"autocast": ["none,bfloat16"], "backend": None},
+        ),
         ('dynamic = ["none", true]', {"dynamic": ["none,true"]}),
         (
             'options = [{}, { cpp_wrapper = true, "cpp.simdlen" = 256 }]',
@@ -134,7 +147,9 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
 
 def test_a_module_and_a_function_are_compiled_under_autocast() -> None:
     model = torch.nn.Linear(4, 4).eval()
-    config = CompileConfig("aot_eager", autocast="bfloat16", guards="skip_inbuilt_modules")
+    config = CompileConfig(
+        "aot_eager", autocast="bfloat16", guards="skip_inbuilt_modules"
+    )
     assert apply_config(model, "forward", config) is model
     for _ in range(2):
         assert model(torch.ones(2, 4)).dtype is torch.bfloat16

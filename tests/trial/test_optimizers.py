@@ -55,11 +55,15 @@ assert len(OPTIMIZERS) >= 11
 
 def matrices() -> nn.Module:
     """Muon takes nothing else."""
-    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
+    return nn.Sequential(
+        nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False)
+    )
 
 
 def stepping(make: Make) -> Target:
-    return a_target(matrices, batch(4, 8), make_optimizer=lambda m: make(m.parameters()))
+    return a_target(
+        matrices, batch(4, 8), make_optimizer=lambda m: make(m.parameters())
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -93,7 +97,9 @@ class Counts(optim.Optimizer):
 
 def whole_state(side: Side) -> list[Any]:
     state = side.optimizers[0].state_dict()
-    leaves = torch.utils._pytree.tree_leaves((state, dict(side.model.named_parameters())))
+    leaves = torch.utils._pytree.tree_leaves(
+        (state, dict(side.model.named_parameters()))
+    )
     return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
 
 
@@ -131,7 +137,9 @@ def scheduled(
     """What a trial says of a schedule."""
     target = stepping(make)
     seed_everything(0)
-    draws = [None if phase == "optimizer_step" else target.make_inputs(4) for _ in range(2)]
+    draws = [
+        None if phase == "optimizer_step" else target.make_inputs(4) for _ in range(2)
+    ]
     verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
     telemetry.reset_dynamo("aot_eager")
     compiled = make_side(target, phase, draws[0], CompileConfig("aot_eager"))

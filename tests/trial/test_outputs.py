@@ -129,13 +129,19 @@ def test_modules_and_functions_are_compared_by_name_and_not_entered() -> None:
     """Each side has its own: the compiled one's belong to a copy of the model."""
 
     def view(module: torch.nn.Module) -> dict[str, Any]:
-        return {"outputs": [torch.ones(2), module, module.forward, lambda: None, len, Token]}
+        return {
+            "outputs": [torch.ones(2), module, module.forward, lambda: None, len, Token]
+        }
 
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     assert compare(view(first), view(second)) is None
     assert compare(view(first), view(torch.nn.ReLU())) is not None
     assert "a torch.nn.modules.linear.Linear" in opaque_types(view(first))
-    assert [leaf for _, leaf in flatten([len, Token, copy]).leaves] == [len, Token, copy]
+    assert [leaf for _, leaf in flatten([len, Token, copy]).leaves] == [
+        len,
+        Token,
+        copy,
+    ]
 
 
 # --- what libraries return ----------------------------------------------------------------------
@@ -159,7 +165,9 @@ pytree.register_pytree_node(
 class Table:
     """As TensorDict is registered: what is no leaf is in the context, and it checks its values."""
 
-    def __init__(self, values: dict[str, torch.Tensor], rows: int, scale: torch.Tensor) -> None:
+    def __init__(
+        self, values: dict[str, torch.Tensor], rows: int, scale: torch.Tensor
+    ) -> None:
         assert all(isinstance(value, torch.Tensor) for value in values.values())
         self.values, self.rows, self.scale = values, rows, scale
 
@@ -172,7 +180,9 @@ pytree.register_pytree_node(
     Table,
     lambda table: (list(table.values.values()), _context(table)),
     lambda values, context: Table(
-        dict(zip(context["names"], values, strict=True)), context["rows"], context["scale"]
+        dict(zip(context["names"], values, strict=True)),
+        context["rows"],
+        context["scale"],
     ),
     flatten_with_keys_fn=lambda table: (
         [(pytree.MappingKey(name), value) for name, value in table.values.items()],
@@ -223,7 +233,10 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     ),
     "table": lambda x: Table({"a": x}, 6, torch.ones(2)),
     "table's context": lambda x: Table({"a": torch.ones(2)}, 6, x),
-    "detections": lambda x: ([{"boxes": x, "labels": torch.arange(3)}, {"boxes": x * 2}], {}),
+    "detections": lambda x: (
+        [{"boxes": x, "labels": torch.arange(3)}, {"boxes": x * 2}],
+        {},
+    ),
     "named tuple": lambda x: Named(torch.ones(2), (x,)),
     "frozen": Frozen,
     "nested": lambda x: Nested(Frozen(torch.ones(2)), {"a": [x]}),

@@ -108,7 +108,9 @@ def test_a_step_is_right_with_a_compiler_and_wrong_with_a_lie(
     assert result["outcome"] == "wrong_output", result["message"]
 
 
-def test_a_number_that_the_step_counts_compiles_it_again(write: Any, try_it: Try) -> None:
+def test_a_number_that_the_step_counts_compiles_it_again(
+    write: Any, try_it: Try
+) -> None:
     write(ACCUMULATED)
     config = CompileConfig("aot_eager", scope="step").to_dict()
     result = try_it("model.py", "step", config=config, batch_size=None)
@@ -131,7 +133,9 @@ def test_a_step_that_accumulates_is_compared_where_it_steps(
     assert result["outcome"] == "wrong_output", result["message"]
 
 
-def test_a_wrong_gradient_is_found_before_the_optimizer_steps(write: Any, try_it: Try) -> None:
+def test_a_wrong_gradient_is_found_before_the_optimizer_steps(
+    write: Any, try_it: Try
+) -> None:
     half = "(0.5 if torch.compiler.is_compiling() else 0)"  # the gradient, and the loss as it is
     lie = f"{half} * (self.layer(x).relu().detach() - self.layer(x).relu())"
     write(ACCUMULATED.replace("calls % 2", "calls % 100"), lie)
@@ -144,7 +148,9 @@ def test_a_wrong_gradient_is_found_before_the_optimizer_steps(write: Any, try_it
 def test_a_check_gets_one_call_at_a_time(write: Any, try_it: Try) -> None:
     """The steps of a workload are compared one by one, its forward passes together."""
     calls = "def get_calls():\n    for n in (3, 5): yield torch.randn(n, 8)\n"
-    check = "def check(expected, actual): assert expected.shape == actual.shape == SHAPE\n"
+    check = (
+        "def check(expected, actual): assert expected.shape == actual.shape == SHAPE\n"
+    )
     config = CompileConfig("aot_eager").to_dict()
     write(CLIPPED + calls + check.replace("SHAPE", "()"))
     result = try_it("model.py", "step", config=config, batch_size=None)
@@ -155,9 +161,7 @@ def test_a_check_gets_one_call_at_a_time(write: Any, try_it: Try) -> None:
 
 
 def test_what_get_step_draws_is_the_same_on_both_sides(write: Any, try_it: Try) -> None:
-    step = (
-        "def get_step(model):\n    noise = torch.randn(8)\n    return lambda x: model(x) + noise\n"
-    )
+    step = "def get_step(model):\n    noise = torch.randn(8)\n    return lambda x: model(x) + noise\n"
     write(step)
     config = CompileConfig("aot_eager").to_dict()
     result = try_it("model.py", "inference_step", config=config, batch_size=None)
@@ -201,7 +205,9 @@ def test_the_step_of_the_file_is_what_is_tuned(write: Any, try_it: Try) -> None:
     write(CLIPPED)
     assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == ["step"]
     write(CACHED)
-    assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == ["inference_step"]
+    assert try_it("model.py", kind="probe", phases=None)["target"]["phases"] == [
+        "inference_step"
+    ]
 
 
 SECOND = """
@@ -302,7 +308,9 @@ def test_whatever_a_step_keeps_begins_anew(write: Any, try_it: Try) -> None:
     config = CompileConfig("aot_eager").to_dict()
     result = try_it("model.py", "inference_step", config=config, batch_size=None)
     assert result["outcome"] == "ok", result["message"]
-    assert not any("differs from itself" in note for note in result["notes"]), result["notes"]
+    assert not any("differs from itself" in note for note in result["notes"]), result[
+        "notes"
+    ]
 
 
 COUNTS = """
@@ -329,9 +337,15 @@ def test_numbers_are_compared_and_nothing_is_refused_before_a_trial(
 
 
 def test_first_calls_may_collect(write: Any, try_it: Try) -> None:
-    collects = "buffer.append(x)\n        if len(buffer) < 4: return\n        x = buffer[-4]"
+    collects = (
+        "buffer.append(x)\n        if len(buffer) < 4: return\n        x = buffer[-4]"
+    )
     step = CLIPPED.replace("    def step", "    buffer = []\n    def step")
-    write(step.replace("optimizer.zero_grad()", f"{collects}\n        optimizer.zero_grad()"))
+    write(
+        step.replace(
+            "optimizer.zero_grad()", f"{collects}\n        optimizer.zero_grad()"
+        )
+    )
     assert try_it("model.py", kind="probe", phases=None)["outcome"] == "ok"
     config = CompileConfig("aot_eager").to_dict()
     result = try_it("model.py", "step", config=config, batch_size=None)
@@ -340,7 +354,9 @@ def test_first_calls_may_collect(write: Any, try_it: Try) -> None:
 
 def test_what_is_kept_elsewhere_is_said(write: Any, try_it: Try) -> None:
     """A file-level counter is no state that can be set back."""
-    text = "calls = [0.0]\ndef get_step(model):\n    def step(x):\n        calls[0] += 1\n"
+    text = (
+        "calls = [0.0]\ndef get_step(model):\n    def step(x):\n        calls[0] += 1\n"
+    )
     write(text + "        return model(x) * calls[0]\n    return step\n")
     config = CompileConfig("aot_eager").to_dict()
     result = try_it("model.py", "inference_step", config=config, batch_size=None)

@@ -146,23 +146,44 @@ def write(work: Path, forward: str, init: str, arguments: str, inputs: str) -> N
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-def test_a_workload_that_recompiles_says_why(work: Path, try_it: Try, case: Case) -> None:
-    write(work, case.forward, case.init, case.arguments, f"def get_calls(): return {case.calls}")
+def test_a_workload_that_recompiles_says_why(
+    work: Path, try_it: Try, case: Case
+) -> None:
+    write(
+        work,
+        case.forward,
+        case.init,
+        case.arguments,
+        f"def get_calls(): return {case.calls}",
+    )
     config = CompileConfig("aot_eager", dynamic=case.dynamic)
     result = try_it("model.py", config=config.to_dict(), batch_size=None)
     if case.graphs:
-        assert (result["outcome"], result["graphs"]) == ("ok", case.graphs), result["message"]
-        assert any(case.words in reason for reason in result["detail"]["recompile_reasons"])
+        assert (result["outcome"], result["graphs"]) == ("ok", case.graphs), result[
+            "message"
+        ]
+        assert any(
+            case.words in reason for reason in result["detail"]["recompile_reasons"]
+        )
         return
     assert result["outcome"] == "recompile_limit"
-    assert result["message"].startswith("compiled anew until torch's limit, and eager from there")
+    assert result["message"].startswith(
+        "compiled anew until torch's limit, and eager from there"
+    )
     assert case.words in result["message"]
-    assert "axis" in case.words or "(model.py:10)" in result["message"]  # a size has no line
+    assert (
+        "axis" in case.words or "(model.py:10)" in result["message"]
+    )  # a size has no line
 
 
-def test_a_recompile_at_each_call_is_no_slow_ok_below_the_limit(work: Path, try_it: Try) -> None:
+def test_a_recompile_at_each_call_is_no_slow_ok_below_the_limit(
+    work: Path, try_it: Try
+) -> None:
     """With one shape and a limit that no trial reaches."""
-    body, one = "self.n += 1\nreturn self.layer(x) * self.n", "def get_inputs(n): return X"
+    body, one = (
+        "self.n += 1\nreturn self.layer(x) * self.n",
+        "def get_inputs(n): return X",
+    )
     write(work, body, "self.n = 0", "x", one.replace("X", "torch.ones(n, 4)"))
     path = work / "model.py"
     path.write_text(path.read_text() + "torch._dynamo.config.recompile_limit = 1000\n")
@@ -177,13 +198,23 @@ def test_a_learning_rate_that_is_a_number(
 ) -> None:
     """A schedule sets another: torch 2.13 makes one program for all others, static one for each."""
     monkeypatch.setattr(screening, "try_schedule", TRY_SCHEDULE)
-    optimizer = f"def get_optimizer(m): return torch.optim.SGD(m.parameters(), lr={rate})"
-    write(work, "return self.layer(x)", "", "x", "def get_inputs(n): return torch.ones(n, 4)")
+    optimizer = (
+        f"def get_optimizer(m): return torch.optim.SGD(m.parameters(), lr={rate})"
+    )
+    write(
+        work,
+        "return self.layer(x)",
+        "",
+        "x",
+        "def get_inputs(n): return torch.ones(n, 4)",
+    )
     path = work / "model.py"
     path.write_text(f"{path.read_text()}\n{optimizer}\n")
     config = CompileConfig("aot_eager", scope="step")
     result: dict[str, Any] = try_it("model.py", "train_step", config=config.to_dict())
     assert result["outcome"] == "ok", result["message"]
-    notes = [note for note in result["notes"] if "learning-rate schedule recompiles" in note]
+    notes = [
+        note for note in result["notes"] if "learning-rate schedule recompiles" in note
+    ]
     assert len(notes) == (rate == "0.1")
     assert all("SGD(params, lr=torch.tensor(0.1" in note for note in notes)

@@ -112,7 +112,10 @@ ROUNDS = 5
 def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)  # where the caches are
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # each side has its own
+    for name in (
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+    ):  # each side has its own
         monkeypatch.setenv(name, str(tmp_path / "nobodys"))
     SEEN.clear()
     return tmp_path / "net.py"
@@ -122,7 +125,12 @@ def a_race(*configs: CompileConfig | str, **more: Any) -> dict[str, Any]:
     """The request, of settings or names of backends; their numbers are 10, 11, 12, ..."""
     settings = [CompileConfig(c) if isinstance(c, str) else c for c in configs]
     sides = [
-        {"number": number, "config": c.to_dict(), "cache": f"cache{number}", "is_warm": True}
+        {
+            "number": number,
+            "config": c.to_dict(),
+            "cache": f"cache{number}",
+            "is_warm": True,
+        }
         for number, c in enumerate(settings, 10)
     ]
     limits = {"rounds": ROUNDS, "max_s": 60.0, "block_s": 0.001}
@@ -158,8 +166,15 @@ def test_sides_of_all_kinds_are_timed_for_as_many_rounds_beside_the_same_eager_b
     assert outcomes(result) == [OK] * 4
     assert [rounds_of(side) for side in result["sides"]] == [ROUNDS] * 4
     assert len({tuple(side["measurement"]["eager_s"]) for side in result["sides"]}) == 1
-    assert len({tuple(side["measurement"]["compiled_s"]) for side in result["sides"]}) == 4
-    assert [side["compile_s"] is not None for side in result["sides"]] == [True, False, False, True]
+    assert (
+        len({tuple(side["measurement"]["compiled_s"]) for side in result["sides"]}) == 4
+    )
+    assert [side["compile_s"] is not None for side in result["sides"]] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     assert all(0 < side["reference_s"] < 1 for side in result["sides"])
 
 
@@ -187,13 +202,19 @@ def test_who_fails_is_out_and_the_others_go_on(try_it: Try, net: Path) -> None:
     assert "(call 1)" in sides["zeros"]["message"]
     assert "(after the timing)" in sides["wears_out"]["message"]
     assert sides["raises"]["message"] == "ValueError: this backend cannot do it"
-    assert sides["exits"]["message"] == sides["exits_later"]["message"] == "SystemExit: gone"
+    assert (
+        sides["exits"]["message"]
+        == sides["exits_later"]["message"]
+        == "SystemExit: gone"
+    )
     assert "recompiled while it was timed" in sides["recompiles"]["message"]
     assert rounds_of(sides["honest"]) == rounds_of(sides["aot_eager"]) == ROUNDS
     measured = {name for name in backends if sides[name]["measurement"] is not None}
     assert measured == {name for name, how in found.items() if how == OK}
     assert torch._dynamo.optimize is before
-    assert int((net.parent / AT_WORK).read_text()) == -1, "after a race it is nobody's turn"
+    assert int((net.parent / AT_WORK).read_text()) == -1, (
+        "after a race it is nobody's turn"
+    )
 
 
 @pytest.mark.parametrize("backend", ["zeros", "fails_later"])
@@ -239,7 +260,9 @@ def test_a_step_is_raced_with_other_implementations_of_the_optimizer(
     ],
     ids=["from the same weights", "as eager of this precision does"],
 )
-def test_other_work_is_raced(try_it: Try, net: Path, configs: Any, more: dict[str, Any]) -> None:
+def test_other_work_is_raced(
+    try_it: Try, net: Path, configs: Any, more: dict[str, Any]
+) -> None:
     assert outcomes(try_it(net, **a_race(*configs, **more))) == [OK] * len(configs)
 
 
@@ -254,7 +277,9 @@ def test_each_side_runs_code_of_its_own(
     try_it: Try, net: Path, settings: tuple[dict[str, Any], ...]
 ) -> None:
     """Dynamo would take another's wherever guards do not forbid it, and some settings have none."""
-    result = try_it(net, **a_race(*(CompileConfig("seen", **each) for each in settings)))
+    result = try_it(
+        net, **a_race(*(CompileConfig("seen", **each) for each in settings))
+    )
     assert outcomes(result) == [OK] * len(settings)
     last, first = [(27, 1, 9, 3)], [(27, 9, 3, 1)]
     assert [each["weights"] for each in SEEN] == [
@@ -299,9 +324,13 @@ def test_processes_that_take_turns_ask_for_each_round(
     Watched.asked.clear()
     result = try_it(net, **a_race("honest", "aot_eager", takes_turns=takes_turns))
     assert [rounds_of(side) for side in result["sides"]] == [ROUNDS] * 2
-    assert Watched.asked[:3] == ["eager", "compile", "compile"], "verified once it is compiled"
+    assert Watched.asked[:3] == ["eager", "compile", "compile"], (
+        "verified once it is compiled"
+    )
     turns = ["measure"] * ROUNDS if takes_turns else []
-    assert Watched.asked[3:-2] == ["verify", *turns], "measuring begins once it is alone"
+    assert Watched.asked[3:-2] == ["verify", *turns], (
+        "measuring begins once it is alone"
+    )
     assert Watched.asked[-2:] == ["verify", "verify"], "and after the timing"
 
 
@@ -313,9 +342,14 @@ def test_a_race_that_takes_too_long_has_three_rounds(try_it: Try, net: Path) -> 
 # --- whose turn it was ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backends", [("honest", "segfaults", "zeros"), ("honest", "leaves")])
+@pytest.mark.parametrize(
+    "backends", [("honest", "segfaults", "zeros"), ("honest", "leaves")]
+)
 def test_a_process_that_dies_leaves_whose_turn_it_was(
-    bench: Bench, backends: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
+    backends: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the caches are
     target = str(TARGETS / "faulty_backends.py")
@@ -333,13 +367,19 @@ def test_a_process_that_dies_leaves_whose_turn_it_was(
 def exported(code: str, config: CompileConfig | str, **more: Any) -> dict[str, Any]:
     """The request to run exported code that is about a setting."""
     request = a_race(config, **more)
-    choice = Choice(CompileConfig("honest"), 4, {"value": 1.0, "low": 1.0, "high": 1.0}, 3)
-    settings = json.loads(TunedSet((Tuned({"forward": (choice,)}, {}, "net.py"),)).to_json())
+    choice = Choice(
+        CompileConfig("honest"), 4, {"value": 1.0, "low": 1.0, "high": 1.0}, 3
+    )
+    settings = json.loads(
+        TunedSet((Tuned({"forward": (choice,)}, {}, "net.py"),)).to_json()
+    )
     request["sides"][0]["exported"] = {"code": code, "settings": settings}
     return request
 
 
-ONE_THREAD = "torch.set_num_threads(1)\nmodel = model.to(memory_format=torch.channels_last)"
+ONE_THREAD = (
+    "torch.set_num_threads(1)\nmodel = model.to(memory_format=torch.channels_last)"
+)
 STEP = 'step = torch.compile(optimizer.step, backend="seen")'
 TRAIN_STEP = 'train_step = torch.compile(train_step, backend="seen")'
 MAKE = "optimizer = torch.optim.Adam(model.parameters(), "
@@ -350,7 +390,11 @@ MAKE = "optimizer = torch.optim.Adam(model.parameters(), "
     [
         ('model = torch.compile(model, backend="seen")', "forward", OK),
         ('import autocompile\nautocompile.apply(model, "tuned.json")', "forward", OK),
-        ('model = torch.compile(model, backend="zeros")', "forward", ("wrong_output", "verify")),
+        (
+            'model = torch.compile(model, backend="zeros")',
+            "forward",
+            ("wrong_output", "verify"),
+        ),
         ("model = modell", "forward", ("compile_error", "compile")),
         (f"{MAKE}fused=True)", "optimizer_step", OK),
         (STEP, "optimizer_step", OK),

@@ -47,7 +47,11 @@ def summed(xs: list[torch.Tensor]) -> torch.Tensor:
 
 X = torch.ones(2)
 CASES: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]], str]] = {
-    "size": (lambda: scaled, [(torch.ones(3), 1), (torch.ones(4), 1)], "axis 0 of x has size 3"),
+    "size": (
+        lambda: scaled,
+        [(torch.ones(3), 1), (torch.ones(4), 1)],
+        "axis 0 of x has size 3",
+    ),
     "dtype": (lambda: scaled, [(X, 1), (X.double(), 1)], "x is float, then double"),
     "attribute": (Counts, [(X,), (X,)], "self.calls changes"),
     "argument": (lambda: scaled, [(X, 0.5), (X, 0.7)], "the number by changes"),
@@ -56,18 +60,34 @@ CASES: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]], str]] = {
         [(X, 1), (torch.ones(2, requires_grad=True), 1)],
         "x requires gradients in some calls only",
     ),
-    "flag": (lambda: chosen, [(X, True), (X, False)], "flag is true in some calls and false in"),
+    "flag": (
+        lambda: chosen,
+        [(X, True), (X, False)],
+        "flag is true in some calls and false in",
+    ),
     "absent": (lambda: chosen, [(X, None), (X, 2)], "flag is None in some calls only"),
-    "rank": (lambda: scaled, [(X, 1), (torch.ones(2, 2), 1)], "x has 1 dimensions, then 2"),
+    "rank": (
+        lambda: scaled,
+        [(X, 1), (torch.ones(2, 2), 1)],
+        "x has 1 dimensions, then 2",
+    ),
     "layout": (
         lambda: scaled,
         [(torch.ones(2, 2), 1), (torch.ones(4, 2)[::2], 1)],
         "pass x.contiguous()",
     ),
     "one": (lambda: scaled, [(torch.ones(1), 1), (X, 1)], "1 is a constant always"),
-    "class": (lambda: called, [(X, nn.ReLU()), (X, nn.Tanh())], "of another class than ReLU"),
+    "class": (
+        lambda: called,
+        [(X, nn.ReLU()), (X, nn.Tanh())],
+        "of another class than ReLU",
+    ),
     "length": (lambda: summed, [([X],), ([X, X],)], "xs has another length than 1"),
-    "key": (lambda: named, [({"a": X},), ({"b": X},)], "values has other keys ('a' in some"),
+    "key": (
+        lambda: named,
+        [({"a": X},), ({"b": X},)],
+        "values has other keys ('a' in some",
+    ),
 }
 
 
@@ -114,4 +134,7 @@ def test_a_learning_rate_is_named() -> None:
 
 
 def test_an_unknown_reason_is_given_as_it_is() -> None:
-    assert in_words("3/0: hasattr(self, 'x')   # x.py:3 in f") == "hasattr(self, 'x') (x.py:3)"
+    assert (
+        in_words("3/0: hasattr(self, 'x')   # x.py:3 in f")
+        == "hasattr(self, 'x') (x.py:3)"
+    )

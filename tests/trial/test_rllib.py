@@ -82,14 +82,25 @@ def modules_of(side_or_target: Any) -> set[str]:
     [
         (0, 1, 0, {}),
         (2, 1, 0, {"forward_exploration": 1, "forward_inference": 1}),
-        (2, 2.5, 1, {"forward_exploration": 2, "forward_inference": 2, "learner_update": 1}),
+        (
+            2,
+            2.5,
+            1,
+            {"forward_exploration": 2, "forward_inference": 2, "learner_update": 1},
+        ),
     ],
 )
 def test_phases_are_measured_with_the_threads_of_the_actors_that_run_them(
-    monkeypatch: pytest.MonkeyPatch, runners: int, cpus: float, learners: int, threads: Any
+    monkeypatch: pytest.MonkeyPatch,
+    runners: int,
+    cpus: float,
+    learners: int,
+    threads: Any,
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    config = of_spaces(PPOConfig).env_runners(num_env_runners=runners, num_cpus_per_env_runner=cpus)
+    config = of_spaces(PPOConfig).env_runners(
+        num_env_runners=runners, num_cpus_per_env_runner=cpus
+    )
     target, usual = (
         from_object(config.learners(num_learners=learners)),
         torch.get_num_threads(),
@@ -123,7 +134,9 @@ def test_ray_gives_an_actor_as_many_threads_as_is_assumed() -> None:
     [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
      ("get_model", "RLModule"), (None, "RLModule")],
 )  # fmt: skip
-def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None, kind: str) -> None:
+def test_each_form_has_the_phases_of_an_rl_module(
+    module: Any, name: str | None, kind: str
+) -> None:
     target = load(module, name)
     assert target.kind == kind and target.is_rl
     of_config = ("learner_update",) if kind == "AlgorithmConfig" else ()
@@ -133,16 +146,23 @@ def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None,
 
 
 @pytest.mark.parametrize("name", ["config", "get_model", "with_lstm"])
-def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: str) -> None:
+def test_every_phase_runs_and_is_judged_right_when_compiled(
+    module: Any, name: str
+) -> None:
     target = load(module, name)
     for phase in RL_PHASES if name == "with_lstm" else phases_of(target):
-        draws = inputs_of(target, phase, 5, seed=0), inputs_of(target, phase, 5, seed=0, draw=1)
+        draws = (
+            inputs_of(target, phase, 5, seed=0),
+            inputs_of(target, phase, 5, seed=0, draw=1),
+        )
         verifier = Verifier(target, phase, draws, 0, [])
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
         verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
         assert telemetry.dynamo_facts()["graphs"] >= 1, phase
-        assert verifier.weights(compiled) is (True if phase in RL_PHASES else None), phase
+        assert verifier.weights(compiled) is (True if phase in RL_PHASES else None), (
+            phase
+        )
         compiled.keep()
         verifier.last_call(compiled)
 
@@ -160,7 +180,9 @@ def test_the_function_beneath_is_compiled_and_the_users_module_is_left_alone(
 
     torch._dynamo.register_backend(spy, name=f"spy_{phase}")
     seed_everything(0)
-    side = make_side(target, phase, target.make_inputs(4), CompileConfig(f"spy_{phase}"))
+    side = make_side(
+        target, phase, target.make_inputs(4), CompileConfig(f"spy_{phase}")
+    )
     assert not seen  # nothing is compiled before the first call
     telemetry.reset_dynamo("spy")
     output = side.run()
@@ -179,7 +201,9 @@ def test_the_function_beneath_is_compiled_and_the_users_module_is_left_alone(
         assert other not in vars(side.model)
 
 
-def test_exploration_runs_the_module_of_env_runners_and_training_the_full_one(module: Any) -> None:
+def test_exploration_runs_the_module_of_env_runners_and_training_the_full_one(
+    module: Any,
+) -> None:
     target = load(module, "config")
     assert "vf" in modules_of(target.model)
     inputs = target.make_inputs(4)
@@ -191,12 +215,16 @@ def test_exploration_runs_the_module_of_env_runners_and_training_the_full_one(mo
         assert "vf" in modules_of(side.model) and side.grad
     assert "inference-only" in target.choices["exploration"]
     spec = load(module, "spec")
-    assert "vf" in modules_of(spec.model) and "vf" not in modules_of(spec.inference_model)
+    assert "vf" in modules_of(spec.model) and "vf" not in modules_of(
+        spec.inference_model
+    )
     own = load(module, "get_model")
     assert own.model_of("forward_exploration") is own.model, "a module is used for all"
 
 
-def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any) -> None:
+def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(
+    module: Any,
+) -> None:
     target, spec = load(module, "config"), load(module, "spec")
     assert target.own_batch_size == {
         "forward_exploration": 6,
@@ -218,7 +246,11 @@ def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any)
         ({"evaluation_interval": 1}, (6, 6), (2, 2)),
         ({"explore": False}, (6, 6), (2, 2)),  # of no evaluation
         ({"evaluation_interval": 1, "explore": False, "envs": 3}, (6, 3), (2, None)),
-        ({"evaluation_num_env_runners": 2, "explore": False, "envs": 3}, (6, 3), (2, 1)),
+        (
+            {"evaluation_num_env_runners": 2, "explore": False, "envs": 3},
+            (6, 3),
+            (2, 1),
+        ),
         ({"evaluation_interval": 1, "envs": 3}, (6, 6), (2, 2)),
     ],
 )
@@ -233,7 +265,9 @@ def test_evaluation_is_measured_by_its_own_runners(
     if envs := evaluation.get("envs"):
         others["num_envs_per_env_runner"] = envs
     others |= {key: value for key, value in evaluation.items() if key == "explore"}
-    given = {key: value for key, value in evaluation.items() if key.startswith("evaluation")}
+    given = {
+        key: value for key, value in evaluation.items() if key.startswith("evaluation")
+    }
     target = from_object(config.evaluation(evaluation_config=others, **given))
     worker = ("forward_exploration", "forward_inference")
     assert tuple(target.own_batch_size[phase] for phase in worker) == sizes
@@ -248,7 +282,9 @@ def test_runners_of_one_process_have_programs_of_their_own_sizes(module: Any) ->
 
     def spy(graph: Any, inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 2]
-        sizes.append([str(x.shape[0]) for x in tensors if x.shape[1] == 8 and x.shape[0] != 16])
+        sizes.append(
+            [str(x.shape[0]) for x in tensors if x.shape[1] == 8 and x.shape[0] != 16]
+        )
         return graph.forward
 
     torch._dynamo.register_backend(spy, name="spy_sizes")
@@ -263,7 +299,9 @@ def test_runners_of_one_process_have_programs_of_their_own_sizes(module: Any) ->
 
 
 def of_spaces(kind: Any, observations: Any = BOX) -> Any:
-    return kind().environment(observation_space=observations, action_space=spaces.Discrete(2))
+    return kind().environment(
+        observation_space=observations, action_space=spaces.Discrete(2)
+    )
 
 
 def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
@@ -277,8 +315,20 @@ def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
     [
         (PPOConfig, 0, 16, "auto", [4000, 1000, 250]),
         (PPOConfig, 0, 16, 50, [50, 50, 50]),
-        (PPOConfig, 8, 2048, "auto", [500, 125, 32]),  # a fragment of one step, rounded up
-        (DQNConfig, 0, 16, "auto", [1, 1, 1]),  # its own: as many steps as it looks ahead
+        (
+            PPOConfig,
+            8,
+            2048,
+            "auto",
+            [500, 125, 32],
+        ),  # a fragment of one step, rounded up
+        (
+            DQNConfig,
+            0,
+            16,
+            "auto",
+            [1, 1, 1],
+        ),  # its own: as many steps as it looks ahead
     ],
 )
 def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
@@ -286,13 +336,17 @@ def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
 ) -> None:
     """RLlib itself says how long a fragment is, for each batch size that may be measured."""
     config = of_spaces(kind).env_runners(
-        num_env_runners=runners, num_envs_per_env_runner=envs, rollout_fragment_length=fragment
+        num_env_runners=runners,
+        num_envs_per_env_runner=envs,
+        rollout_fragment_length=fragment,
     )
     target = from_object(config)
     names = ("calls_per_update", "samples_per_update")
     facts = {name: getattr(target, name) for name in names}
     run = {"plan": {}, "target": facts}
-    told = [calls_between_updates("forward_exploration", run, size) for size in (1, 4, 16)]
+    told = [
+        calls_between_updates("forward_exploration", run, size) for size in (1, 4, 16)
+    ]
     there = [
         config.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=size)
         for size in (1, 4, 16)
@@ -303,12 +357,16 @@ def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
     assert calls_between_updates("forward_exploration", asked, 4) == 7
 
 
-def test_the_spaces_come_from_the_environment_where_the_config_names_none(module: Any) -> None:
+def test_the_spaces_come_from_the_environment_where_the_config_names_none(
+    module: Any,
+) -> None:
     target = load(module, "with_gymnasium")
     assert target.model.observation_space.shape == (4,)
     output = make_side(target, "forward_exploration", target.make_inputs(3)).run()
     assert output["action_dist_inputs"].shape == (3, 2)
-    with pytest.raises(TargetError, match="neither an environment nor its spaces") as caught:
+    with pytest.raises(
+        TargetError, match="neither an environment nor its spaces"
+    ) as caught:
         load(module, "without_spaces")
     said = ".environment(observation_space=..., action_space=...) on the config"
     assert caught.value.hint == said
@@ -382,12 +440,18 @@ def test_nested_observations_keep_their_structure(module: Any) -> None:
 
 
 def test_a_space_that_cannot_be_made_up_is_told_the_way_out() -> None:
-    with pytest.raises(TargetError, match="values of a Dict space cannot be generated") as caught:
+    with pytest.raises(
+        TargetError, match="values of a Dict space cannot be generated"
+    ) as caught:
         drawn(spaces.Dict({"text": spaces.Text(5)}), 3)
-    assert caught.value.hint is not None and "get_inputs(batch_size)" in caught.value.hint
+    assert (
+        caught.value.hint is not None and "get_inputs(batch_size)" in caught.value.hint
+    )
 
 
-def test_observations_repeat_with_the_seed_and_differ_between_draws(module: Any) -> None:
+def test_observations_repeat_with_the_seed_and_differ_between_draws(
+    module: Any,
+) -> None:
     target = load(module, "config")
     found = []
     for seed in (1, 1, 2):
@@ -420,11 +484,15 @@ def test_the_module_moves_to_a_device_with_its_inference_half(module: Any) -> No
         assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("phase", ["forward_exploration", "optimizer_step", "train_step"])
+@pytest.mark.parametrize(
+    "phase", ["forward_exploration", "optimizer_step", "train_step"]
+)
 def test_what_is_exported_for_an_rlmodule_is_what_runs(
     module: Any, phase: str, tmp_path: Path
 ) -> None:
-    config = CompileConfig("eager", optimizer="fused") if phase == "optimizer_step" else AOT
+    config = (
+        CompileConfig("eager", optimizer="fused") if phase == "optimizer_step" else AOT
+    )
     choice = Choice("", "faster", config, "", None, 3)
     report = Report(
         target=ReportTarget(spec="net.py", kind="RLModule"),

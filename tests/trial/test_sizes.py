@@ -72,19 +72,32 @@ def test_the_probe_finds_the_axes_and_the_sizes(work: Path, try_it: Try) -> None
     write(work, EACH, PAD, UNPAD)
     found = try_it("model.py", kind="probe", phases=["forward"])["target"]
     assert found["workload"]["mark_dynamic"] == [*map(list, MARKS)]
-    assert found["workload"]["buckets"] == [["ids", 1, [*e], True] for e in (POWERS, QUANTILES)]
+    assert found["workload"]["buckets"] == [
+        ["ids", 1, [*e], True] for e in (POWERS, QUANTILES)
+    ]
     assert found["choices"]["padding"] == "pad() and unpad() of the target"
 
 
 @pytest.mark.parametrize(
     ("pad", "said"),
     [
-        ("def pad(inputs, size): return inputs", r"pad\(inputs, 6\) .* no tensor of size 6 along"),
-        ("def pad(inputs, size): return torch.ones(2)", r"it gives 2 for inputs of 2×5"),
-        ("def pad(inputs, size): raise KeyError('mask')", r"pad\(inputs, 6\) .* fails: KeyError"),
+        (
+            "def pad(inputs, size): return inputs",
+            r"pad\(inputs, 6\) .* no tensor of size 6 along",
+        ),
+        (
+            "def pad(inputs, size): return torch.ones(2)",
+            r"it gives 2 for inputs of 2×5",
+        ),
+        (
+            "def pad(inputs, size): raise KeyError('mask')",
+            r"pad\(inputs, 6\) .* fails: KeyError",
+        ),
     ],
 )
-def test_a_wrong_pad_is_one_paragraph(work: Path, try_it: Try, pad: str, said: str) -> None:
+def test_a_wrong_pad_is_one_paragraph(
+    work: Path, try_it: Try, pad: str, said: str
+) -> None:
     write(work, SUM, pad)
     found = try_it("model.py", kind="probe", phases=["forward"])
     assert found["outcome"] == "runtime_error"
@@ -99,7 +112,9 @@ def test_a_pad_that_a_file_imports_is_not_its_own(work: Path, try_it: Try) -> No
 
 
 @pytest.mark.parametrize("phase", ["forward", "train_step"])
-def test_marked_axes_are_one_program_at_once(work: Path, try_it: Try, phase: str) -> None:
+def test_marked_axes_are_one_program_at_once(
+    work: Path, try_it: Try, phase: str
+) -> None:
     write(work, SUM)
     graphs = [
         tried(try_it, CompileConfig("aot_eager", mark_dynamic=marks), phase)["graphs"]
@@ -155,7 +170,9 @@ def applied(
     model, eager = there["get_model"](), there["get_model"]()
     eager.load_state_dict(model.state_dict())
     here = describe(torch.device("cpu"))
-    tuned = Tuned({"forward": (Choice(config, None, {"value": 1.5}, 3),)}, here, "model.py")
+    tuned = Tuned(
+        {"forward": (Choice(config, None, {"value": 1.5}, 3),)}, here, "model.py"
+    )
     (folder / "tuned.json").write_text(TunedSet((tuned,)).to_json())
     given = {name: there[name] for name in padding}
     autocompile.apply(model, folder / "tuned.json", **given)
@@ -172,11 +189,17 @@ def test_marks_of_a_file_make_one_program_and_stay_on_no_tensor(tmp_path: Path) 
     before = graphs()
     for call in there["get_calls"]():
         torch.testing.assert_close(model(call["ids"], mask=call["mask"]), eager(**call))
-        assert not {*vars(call["ids"])} & {"_dynamo_dynamic_indices", "_has_dynamo_dim_marking"}
+        assert not {*vars(call["ids"])} & {
+            "_dynamo_dynamic_indices",
+            "_has_dynamo_dim_marking",
+        }
     assert graphs() == before + 1
     # Sizes that are constants to Dynamo, or that no call had, are not marked: no error.
     for size in (1, 40):
-        call = {"ids": torch.zeros(2, size, dtype=torch.long), "mask": torch.ones(2, size)}
+        call = {
+            "ids": torch.zeros(2, size, dtype=torch.long),
+            "mask": torch.ones(2, size),
+        }
         torch.testing.assert_close(model(**call), eager(**call))
 
 
@@ -217,7 +240,9 @@ def test_a_limit_is_of_its_own_compile_alone() -> None:
 
     config = CompileConfig("aot_eager", dynamic=False, recompile_limit=16)
     here = describe(torch.device("cpu"))
-    tuned = Tuned({"forward": (Choice(config, None, {"value": 1.5}, 3),)}, here, "model.py")
+    tuned = Tuned(
+        {"forward": (Choice(config, None, {"value": 1.5}, 3),)}, here, "model.py"
+    )
     models = [autocompile.apply(Twice(), tuned) for _ in range(2)]
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         before = graphs()
@@ -228,10 +253,14 @@ def test_a_limit_is_of_its_own_compile_alone() -> None:
 
 def test_a_file_keeps_both(tmp_path: Path) -> None:
     for config in (padded(), CompileConfig(mark_dynamic=MARKS)):
-        assert CompileConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert (
+            CompileConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        )
 
 
-def test_inputs_of_a_whole_step_are_marked_in_their_dict(work: Path, try_it: Try) -> None:
+def test_inputs_of_a_whole_step_are_marked_in_their_dict(
+    work: Path, try_it: Try
+) -> None:
     write(work, SUM)
     graphs = []
     for marks in (MARKS, ()):
@@ -242,7 +271,9 @@ def test_inputs_of_a_whole_step_are_marked_in_their_dict(work: Path, try_it: Try
     assert graphs[0] < graphs[1]
 
 
-def test_exported_code_finds_the_functions_of_the_target(work: Path, try_it: Try) -> None:
+def test_exported_code_finds_the_functions_of_the_target(
+    work: Path, try_it: Try
+) -> None:
     write(work, EACH, PAD, UNPAD)
     config = padded(unpads=True)
     choice = Choice(config, None, {"value": 1.5}, 3)
@@ -257,7 +288,9 @@ def test_exported_code_finds_the_functions_of_the_target(work: Path, try_it: Try
     assert found["outcome"] == "ok", found["message"]
 
 
-def test_a_call_that_leaves_out_an_argument_is_marked_and_is_told_that_it_is_not_padded() -> None:
+def test_a_call_that_leaves_out_an_argument_is_marked_and_is_told_that_it_is_not_padded() -> (
+    None
+):
     """Positions name the arguments where the calls that were measured had no names."""
     names, marked = ("ids", "more", "mask"), list[bool]()
 
@@ -266,9 +299,13 @@ def test_a_call_that_leaves_out_an_argument_is_marked_and_is_told_that_it_is_not
         return ids + mask
 
     ids = torch.ones(2, 9)
-    with_marks(function, ((0, 1, 5, 21), (2, 1, 5, 21)), names)(ids, mask=torch.ones(2, 9))
+    with_marks(function, ((0, 1, 5, 21), (2, 1, 5, 21)), names)(
+        ids, mask=torch.ones(2, 9)
+    )
     assert marked == [True, True]
-    pads = with_padding(function, (0, 1, (16,), False), names, {"pad": lambda x, size: x})
+    pads = with_padding(
+        function, (0, 1, (16,), False), names, {"pad": lambda x, size: x}
+    )
     with pytest.warns(UserWarning, match="this call is not padded"):
         assert pads(ids, mask=torch.ones(2, 9)).shape == (2, 9)
 
@@ -280,6 +317,8 @@ def test_a_pad_that_changes_its_dictionary_leaves_the_callers(tmp_path: Path) ->
         return inputs
 
     batch = {"ids": torch.ones(2, 9)}
-    pads = with_padding(lambda inputs: inputs["ids"], ("ids", 1, (16,), False), (), {"pad": pad})
+    pads = with_padding(
+        lambda inputs: inputs["ids"], ("ids", 1, (16,), False), (), {"pad": pad}
+    )
     assert pads(batch).shape == (2, 16)
     assert batch["ids"].shape == (2, 9)

@@ -19,7 +19,12 @@ from autocompile.settings.config import CompileConfig
 from autocompile.store.runs import split_spec
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.sides import make_side, phases_of
-from autocompile.trial.target.target import Target, call_model, seed_everything, sum_of_floats
+from autocompile.trial.target.target import (
+    Target,
+    call_model,
+    seed_everything,
+    sum_of_floats,
+)
 from autocompile.trial.tasks.probing import _shapes_in, described
 from autocompile.trial.verify.verifier import Verifier
 
@@ -66,7 +71,9 @@ def error_of(spec: str) -> TargetError:
         ("model.py:3", "model.py:3", ""),
     ],
 )
-def test_a_target_is_a_place_and_perhaps_a_name(spec: str, place: str, name: str) -> None:
+def test_a_target_is_a_place_and_perhaps_a_name(
+    spec: str, place: str, name: str
+) -> None:
     assert split_spec(spec) == (place, name)
 
 
@@ -185,7 +192,8 @@ def test_a_mapping_that_is_no_dictionary_is_moved_and_passed_as_the_model_takes_
     target = Target("functions", kind(8, 2), lambda _: given)
     inputs = target.inputs("forward", 4)
     torch.testing.assert_close(
-        call_model(target.model, inputs), torch.nn.Linear.forward(target.model, given["ids"])
+        call_model(target.model, inputs),
+        torch.nn.Linear.forward(target.model, given["ids"]),
     )
     target.to(torch.device("meta"))
     assert {x.device.type for x in target.inputs("forward", 4).values()} == {"meta"}
@@ -226,10 +234,18 @@ def test_the_default_optimizer_is_adam_over_every_parameter() -> None:
 def test_the_default_loss_adds_every_output_that_can_be_differentiated() -> None:
     a = torch.tensor([1.0, 2.0], requires_grad=True)
     b = torch.tensor(3.0, dtype=torch.bfloat16, requires_grad=True)
-    output = {"a": a, "b": [b], "index": torch.tensor([7]), "fixed": torch.tensor(100.0), "n": 5}
+    output = {
+        "a": a,
+        "b": [b],
+        "index": torch.tensor([7]),
+        "fixed": torch.tensor(100.0),
+        "n": 5,
+    }
     assert sum_of_floats(output, None).item() == 6.0
     assert sum_of_floats(SimpleNamespace(logits=a), None).item() == 3.0
-    with pytest.raises(TargetError, match="no output of the model depends on its parameters"):
+    with pytest.raises(
+        TargetError, match="no output of the model depends on its parameters"
+    ):
         sum_of_floats({"fixed": torch.tensor(100.0)}, None)
 
 
@@ -267,7 +283,12 @@ CLASS = "class Net(torch.nn.Module):\n def __init__(self, hidden): ...\n"
         ("", f"{PLAIN}:half_made", f"{PLAIN}:half_made is a partial", "an nn.Module"),
         (CLASS + "get_model = Net", "model.py", f"model.py: {NEEDED}", "an nn.Module"),
         (CLASS, "model.py:Net", f"model.py:Net: {NEEDED}", "an nn.Module"),
-        ("def Net(hidden): ...", "model.py:Net", f"model.py:Net: {NEEDED}", "an nn.Module"),
+        (
+            "def Net(hidden): ...",
+            "model.py:Net",
+            f"model.py:Net: {NEEDED}",
+            "an nn.Module",
+        ),
         (
             NET + "def get_model(): return torch.compile(net)",
             "model.py",
@@ -294,10 +315,18 @@ def test_what_is_no_target_is_said_with_what_would_be_one(
 @pytest.mark.parametrize(
     ("text", "defines", "hint"),
     [
-        ("def get_net(): ...\ndef get_inputs(b): ...", "get_net, get_inputs", "get_net"),
+        (
+            "def get_net(): ...\ndef get_inputs(b): ...",
+            "get_net, get_inputs",
+            "get_net",
+        ),
         ("def get_loss(o, i): ...\ndef make(): ...", "get_loss, make", "make"),
         ("from torch.nn.functional import softmax\nx = 1", "nothing", ""),
-        ("class Net(nn.Linear):\n def __init__(self): super().__init__(2, 2)", "Net", "Net"),
+        (
+            "class Net(nn.Linear):\n def __init__(self): super().__init__(2, 2)",
+            "Net",
+            "Net",
+        ),
         ("net = nn.Linear(2, 2)\ndef other(): ...", "net, other", "net"),
     ],
 )
@@ -307,10 +336,15 @@ def test_a_file_without_get_model_is_told_what_to_try(
     error = error_of(write(work, f"from torch import nn\n{text}\n"))
     assert error.what == "model.py does not define get_model()"
     assert error.details == (f"it defines: {defines}",)
-    assert error.hint == f"autocompile {f'tune model.py:{hint}' if hint else 'init model.py'}"
+    assert (
+        error.hint
+        == f"autocompile {f'tune model.py:{hint}' if hint else 'init model.py'}"
+    )
 
 
-def test_a_model_without_inputs_beside_it_is_said_with_what_they_may_be(work: Path) -> None:
+def test_a_model_without_inputs_beside_it_is_said_with_what_they_may_be(
+    work: Path,
+) -> None:
     write(work, "from torch import nn\ndef get_model(): return nn.Linear(9, 2)\n")
     error = error_of("model.py")
     assert error.what == "model.py has no get_inputs(batch_size) next to it"
@@ -373,7 +407,9 @@ def test_restore_puts_weights_and_optimizer_state_back() -> None:
 # --- how an optimizer is made, for exports --------------------------------------------------------
 
 
-def test_of_an_optimizer_with_numbers_of_numpy_the_rate_is_told(work: Path, try_it: Try) -> None:
+def test_of_an_optimizer_with_numbers_of_numpy_the_rate_is_told(
+    work: Path, try_it: Try
+) -> None:
     write(
         work,
         "import numpy, torch\ndef get_model(): return torch.nn.Linear(3, 2)\n"
@@ -389,7 +425,9 @@ def test_of_an_optimizer_with_numbers_of_numpy_the_rate_is_told(work: Path, try_
 
 def test_an_optimizer_is_told_by_its_class_and_what_is_not_its_default() -> None:
     model = torch.nn.Linear(2, 2)
-    made = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01)
+    made = torch.optim.AdamW(
+        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01
+    )
     assert described(made, model) == {
         "lr": 3e-4,
         "class": "AdamW",
@@ -433,7 +471,9 @@ def test_a_lightning_module_s_example_is_its_input(work: Path) -> None:
     assert target.choices["inputs"] == "example_input_array of the model"
     first, second = target.make_inputs(None), target.make_inputs(None)
     assert first.shape == (5, 2) and first is not second
-    beside = source + "def get_inputs(batch_size): return (torch.ones(batch_size, 2),)\n"
+    beside = (
+        source + "def get_inputs(batch_size): return (torch.ones(batch_size, 2),)\n"
+    )
     target = load(write(work, beside, "beside.py") + ":Net")
     assert not target.fixed_batch
     assert target.make_inputs(7)[0].shape == (7, 2)
@@ -461,7 +501,9 @@ def test_a_model_that_cannot_be_copied_is_built_anew(work: Path) -> None:
     assert torch.equal(made(*inputs), target.model(*inputs))
     assert made is not target.model
     with pytest.raises(TargetError, match="the model cannot be copied") as caught:
-        load(write(work, LOCKED + "net = Locked()\n", "net.py") + ":net").fresh_model("forward")
+        load(write(work, LOCKED + "net = Locked()\n", "net.py") + ":net").fresh_model(
+            "forward"
+        )
     assert "get_model()" in str(caught.value.hint)
 
 
@@ -490,7 +532,9 @@ def test_an_eager_forward_side_shares_the_parameters_and_nothing_else() -> None:
 def test_a_file_sees_no_arguments_of_the_process_that_imports_it(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["autocompile", "tune", "model.py", "--budget", "5m"])
+    monkeypatch.setattr(
+        sys, "argv", ["autocompile", "tune", "model.py", "--budget", "5m"]
+    )
     text = "import argparse, sys, torch\nparser = argparse.ArgumentParser()\n"
     text += "parser.add_argument('--width', type=int, default=5)\nargs = parser.parse_args()\n"
     text += "def get_model(): return torch.nn.Linear(args.width, 1)\n"
@@ -591,17 +635,26 @@ def get_model(): return MODEL
 """
 
 
-def odd(folder: Path, optimizer: str = "Scheduled(model.net.parameters())", model: str = "Net()"):
+def odd(
+    folder: Path,
+    optimizer: str = "Scheduled(model.net.parameters())",
+    model: str = "Net()",
+):
     text = ODD.replace("OPTIMIZER", optimizer).replace("MODEL", model)
     if model.startswith("Growing"):
-        text += "def get_inputs(n): return (torch.zeros(n, 4), SimpleNamespace(keys=[]))\n"
+        text += (
+            "def get_inputs(n): return (torch.zeros(n, 4), SimpleNamespace(keys=[]))\n"
+        )
     return write(folder, text)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        ("torch.optim.SparseAdam(model.table.parameters())", "SparseAdam does not support dense"),
+        (
+            "torch.optim.SparseAdam(model.table.parameters())",
+            "SparseAdam does not support dense",
+        ),
         ("torch.optim.LBFGS(model.net.parameters())", "'closure'"),
     ],
 )
@@ -611,7 +664,9 @@ def test_a_phase_that_cannot_work_is_left_out_in_a_sentence_unless_it_is_asked_f
     target = odd(work, optimizer)
     told = try_it(target, kind="probe", phases=None)["target"]
     assert told["phases"] == ["forward"]
-    assert told["choices"]["optimizer_step"].startswith("not tuned, since it fails in eager mode")
+    assert told["choices"]["optimizer_step"].startswith(
+        "not tuned, since it fails in eager mode"
+    )
     assert words in told["choices"]["optimizer_step"]
     result = try_it(target, kind="probe", phases=["optimizer_step"])
     assert result["outcome"] != "ok" and words in result["message"]
@@ -624,17 +679,24 @@ def test_sparse_gradients_are_compared(work: Path, try_it: Try) -> None:
     assert result["outcome"] == "ok", result["message"]
 
 
-def test_counts_of_an_optimizer_and_of_a_module_are_put_back(work: Path, try_it: Try) -> None:
+def test_counts_of_an_optimizer_and_of_a_module_are_put_back(
+    work: Path, try_it: Try
+) -> None:
     config = CompileConfig("eager", optimizer="foreach")
     for phase in ("forward", "optimizer_step"):
         result = try_it(odd(work), phase, config=config.to_dict())
         assert result["outcome"] == "ok", result["message"]
 
 
-def test_a_number_for_which_each_call_is_compiled_anew_is_named(work: Path, try_it: Try) -> None:
+def test_a_number_for_which_each_call_is_compiled_anew_is_named(
+    work: Path, try_it: Try
+) -> None:
     result = try_it(odd(work), "forward")
     assert result["outcome"] == "recompile_limit"
-    assert "the number self.calls changes" in result["message"] and "model.py" in result["message"]
+    assert (
+        "the number self.calls changes" in result["message"]
+        and "model.py" in result["message"]
+    )
 
 
 def test_inputs_of_any_kind_have_shapes_and_end() -> None:
@@ -664,5 +726,7 @@ def test_a_copy_that_no_optimizer_takes_is_built_anew(work: Path, try_it: Try) -
     write(work, SCRIPTED)
     target = load("model.py")
     assert all(p.is_leaf for p in target.fresh_model("optimizer_step").parameters())
-    result = try_it("model.py", "optimizer_step", config=CompileConfig("eager").to_dict())
+    result = try_it(
+        "model.py", "optimizer_step", config=CompileConfig("eager").to_dict()
+    )
     assert result["outcome"] == "ok", result["message"]

@@ -52,7 +52,10 @@ class Decoder(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.tokens, self.blocks = nn.Embedding(64, 16), nn.Sequential(Block(16), Block(16))
+        self.tokens, self.blocks = (
+            nn.Embedding(64, 16),
+            nn.Sequential(Block(16), Block(16)),
+        )
         self.head, self.dropout = nn.Linear(16, 64, bias=False), nn.Dropout(dropout)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -74,7 +77,9 @@ def a_target(*args: Any, **changes: Any) -> Target:
     target = test_verifier.a_target(*args, **changes)
     target.to(DEVICE)
     make_inputs = target.make_inputs
-    target.make_inputs = lambda size: pytree.tree_map(lambda x: x.to(DEVICE), make_inputs(size))
+    target.make_inputs = lambda size: pytree.tree_map(
+        lambda x: x.to(DEVICE), make_inputs(size)
+    )
     return target
 
 
@@ -111,7 +116,9 @@ def test_twenty_honest_steps_in_bfloat16_are_not_refused() -> None:
         verifier.last_call(side)
 
 
-@pytest.mark.parametrize("config", ["aot_eager", CompileConfig("inductor", optimizer="fused")])
+@pytest.mark.parametrize(
+    "config", ["aot_eager", CompileConfig("inductor", optimizer="fused")]
+)
 def test_a_compiled_step_in_bfloat16_is_not_refused(config: Any) -> None:
     assert judged(decoder(), "train_step", config).graphs >= 1
 
@@ -199,7 +206,10 @@ def test_operations_are_rounded_otherwise_by_as_much_as_rounding() -> None:
 
 def test_of_few_results_about_sixteen_are_rounded_otherwise() -> None:
     for count, least, most in ((1, 1, 1), (16, 16, 16), (200, 4, 40), (8800, 300, 500)):
-        x, one = torch.rand(count, device=DEVICE).add_(0.5), torch.tensor(1.5, device=DEVICE)
+        x, one = (
+            torch.rand(count, device=DEVICE).add_(0.5),
+            torch.tensor(1.5, device=DEVICE),
+        )
         with RoundOtherwise(0):
             rounded = x * one
         assert least <= int((rounded != x * one).sum()) <= most
@@ -225,9 +235,13 @@ def test_operands_of_products_in_tf32_are_rounded_otherwise(
     with RoundOtherwise(0) as context:
         moved = mean()
         only_bias = torch.nn.functional.conv2d(x[:2], 0 * conv.weight, conv.bias)
-        only_bias -= torch.addmm(conv.bias, 0 * x[0, 0, :1, :8], x[0, 0, :8, :8])[0][:, None, None]
+        only_bias -= torch.addmm(conv.bias, 0 * x[0, 0, :1, :8], x[0, 0, :8, :8])[0][
+            :, None, None
+        ]
     assert only_bias.abs().max() < 1e-6  # which is added in float32
-    exact = torch.nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double())
+    exact = torch.nn.functional.conv2d(
+        x.double(), conv.weight.double(), conv.bias.double()
+    )
     exact = exact.mean((0, 2, 3))
     short = of_ten_bits(x).double(), of_ten_bits(conv.weight).double()
     short = torch.nn.functional.conv2d(*short, conv.bias.double()).mean((0, 2, 3))
@@ -249,7 +263,9 @@ def test_how_far_rounding_moves_gradients_is_known_without_float64() -> None:
     target = decoder(dropout=0.2)
     draws = target.make_inputs(4), target.make_inputs(4)
     moved = Verifier(target, "train_step", draws, 0, [])._moved()
-    weights = [e for path, e in moved.by.items() if "gradients" in path and "weight" in path]
+    weights = [
+        e for path, e in moved.by.items() if "gradients" in path and "weight" in path
+    ]
     assert 1e-3 < max(weights) < 0.1
     exact = mlp()
     draws = exact.make_inputs(4), exact.make_inputs(4)
@@ -259,7 +275,9 @@ def test_how_far_rounding_moves_gradients_is_known_without_float64() -> None:
     assert Verifier(exact, "train_step", draws, 0, [])._moved().epsilon < 1e-6
 
 
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam])
+@pytest.mark.parametrize(
+    "make", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam]
+)
 def test_other_optimizers_are_not_refused(make: Any) -> None:
     target = mlp()
     target.make_optimizer = lambda model: make(model.parameters(), lr=1e-3, momentum=0.9) if (
@@ -346,7 +364,11 @@ def test_masks_drawn_anew_in_the_backward_pass_are_found() -> None:
     class Dropping(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.lies = nn.Linear(8, 64), nn.Linear(64, 4), False
+            self.first, self.second, self.lies = (
+                nn.Linear(8, 64),
+                nn.Linear(64, 4),
+                False,
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hidden = self.first(x)
@@ -438,7 +460,9 @@ def test_a_wrong_step_is_found(phase: str, lie: Lie) -> None:
     assert "the step of" in message or "the optimizer" in message
 
 
-def test_a_model_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said() -> None:
+def test_a_model_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said() -> (
+    None
+):
     class Narrow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -482,7 +506,9 @@ def test_a_float64_run_that_returns_something_else_is_none() -> None:
     assert any("it returns something else there" in note for note in notes)
 
 
-def test_an_optimizer_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said() -> None:
+def test_an_optimizer_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said() -> (
+    None
+):
     class Narrow(torch.optim.SGD):
         tries = 0
 
@@ -500,19 +526,29 @@ def test_an_optimizer_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_s
         )
 
     said = "no kernel for doubles"
-    notes = judged(narrow(), "optimizer_step", EAGER, lie=changed(lr=0.1 * (1 + 5e-4))).notes
+    notes = judged(
+        narrow(), "optimizer_step", EAGER, lie=changed(lr=0.1 * (1 + 5e-4))
+    ).notes
     assert any(said in note for note in notes)
     assert Narrow.tries == 1  # however many parameters there are
-    outcome, message = refused(narrow(), "optimizer_step", EAGER, lie=changed(lr=0.1 * (1 + 5e-3)))
+    outcome, message = refused(
+        narrow(), "optimizer_step", EAGER, lie=changed(lr=0.1 * (1 + 5e-3))
+    )
     assert outcome is Outcome.WRONG_OUTPUT
-    assert message.endswith(f"(call 1; no float64 run tells rounding: RuntimeError: {said})")
+    assert message.endswith(
+        f"(call 1; no float64 run tells rounding: RuntimeError: {said})"
+    )
 
 
 def test_the_state_after_the_checks_is_the_one_that_eager_has_kept() -> None:
     target = mlp()
-    verifier = Verifier(target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, [])
+    verifier = Verifier(
+        target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, []
+    )
     kept = copy.deepcopy(verifier.eager.kept)
-    side = make_side(target, "train_step", verifier._batches[0], CompileConfig("aot_eager"))
+    side = make_side(
+        target, "train_step", verifier._batches[0], CompileConfig("aot_eager")
+    )
     verifier.first_calls(side, verifier.seeded_call(side, 0))
     verifier.last_call(side)
     verifier.eager.restore()

@@ -34,7 +34,9 @@ pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 class Layer(nn.Module):
     """A linear layer, and what becomes of its output and input."""
 
-    def __init__(self, then: Callable[[Any, Any], Any], inputs: int = 8, outputs: int = 4) -> None:
+    def __init__(
+        self, then: Callable[[Any, Any], Any], inputs: int = 8, outputs: int = 4
+    ) -> None:
         super().__init__()
         self.linear, self.then = nn.Linear(inputs, outputs), then
 
@@ -46,11 +48,15 @@ def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
 
 
-def batch(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], tuple[torch.Tensor]]:
+def batch(
+    *shape: int, dtype: torch.dtype = torch.float32
+) -> Callable[[], tuple[torch.Tensor]]:
     return lambda: (torch.randn(*shape).to(dtype),)
 
 
-def a_target(make: Callable[[], nn.Module], inputs: Callable[[], Any], **changes: Any) -> Target:
+def a_target(
+    make: Callable[[], nn.Module], inputs: Callable[[], Any], **changes: Any
+) -> Target:
     seed_everything(0)
     made = Target("functions", make(), lambda _: inputs())
     return dataclasses.replace(made, **changes)
@@ -112,7 +118,9 @@ def refused(*args: Any, **kwargs: Any) -> tuple[Outcome, str]:
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    return nn.Sequential(
+        nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 2)
+    )
 
 
 def dropping() -> nn.Module:
@@ -132,7 +140,9 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
         *(("train_step", dtype) for dtype in (torch.bfloat16, torch.float64)),
     ],
 )
-def test_an_honest_backend_passes_in_every_precision(phase: str, dtype: torch.dtype) -> None:
+def test_an_honest_backend_passes_in_every_precision(
+    phase: str, dtype: torch.dtype
+) -> None:
     verdict = judged(a_target(lambda: mlp(dtype), batch(4, 8, dtype=dtype)), phase)
     assert verdict.graphs >= 1 and verdict.notes == []
     assert verdict.live is (True if phase == "forward" else None)
@@ -150,7 +160,9 @@ def test_inductor_passes_with_a_linear_bias_before_a_batch_norm() -> None:
     """That bias has a gradient of pure rounding noise, of which Adam makes steps of either sign."""
 
     def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
+        return nn.Sequential(
+            nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2)
+        )
 
     assert judged(a_target(model, batch(16, 8)), "train_step", "inductor").graphs >= 1
 
@@ -159,12 +171,16 @@ def test_a_backend_that_rounds_better_than_eager_passes() -> None:
     """Differences that cancel in bfloat16: the plain tolerance refuses, float64 settles it."""
 
     def cancels() -> nn.Module:
-        return Layer(lambda y, x: (y + 10) - (y + 10).mean(-1, keepdim=True), 32, 64).bfloat16()
+        return Layer(
+            lambda y, x: (y + 10) - (y + 10).mean(-1, keepdim=True), 32, 64
+        ).bfloat16()
 
     @register_backend
     def wide(graph: Any, inputs: Any) -> Any:
         def run(*args: Any) -> Any:
-            outputs = graph(*(a.float() if isinstance(a, torch.Tensor) else a for a in args))
+            outputs = graph(
+                *(a.float() if isinstance(a, torch.Tensor) else a for a in args)
+            )
             return tuple(o.bfloat16() for o in outputs)
 
         return run
@@ -198,7 +214,9 @@ def test_a_forward_without_random_numbers_keeps_inductor_as_it_is() -> None:
     target = a_target(dropping, batch(4, 8))
     seen = []
     for phase in ("forward", "train_step"):
-        verifier = Verifier(target, phase, (target.make_inputs(4), target.make_inputs(4)), 0, [])
+        verifier = Verifier(
+            target, phase, (target.make_inputs(4), target.make_inputs(4)), 0, []
+        )
         for backend in ("aot_eager", "inductor"):
             side = make_side(target, phase, None, CompileConfig(backend=backend))
             with verifier.comparable_random_numbers(side):
@@ -274,7 +292,9 @@ def scaled(factor: float) -> Lie:
 
 
 def test_a_module_that_changes_its_input_is_fed_the_same_input_each_time() -> None:
-    target = a_target(lambda: Layer(lambda output, x: (output, x.add_(1))[0]), batch(4, 8))
+    target = a_target(
+        lambda: Layer(lambda output, x: (output, x.add_(1))[0]), batch(4, 8)
+    )
     assert judged(target).notes == []
     assert refused(target, lie=scaled(1.01))[0] is Outcome.WRONG_OUTPUT
 
@@ -323,13 +343,19 @@ def overwriting(side: Side) -> None:
 
 def test_a_loss_that_the_next_call_overwrites_is_refused() -> None:
     """The user who keeps the answers of two calls has the second one twice."""
-    outcome, message = refused(a_target(mlp, batch(4, 8)), "train_step", lie=overwriting)
+    outcome, message = refused(
+        a_target(mlp, batch(4, 8)), "train_step", lie=overwriting
+    )
     assert outcome is Outcome.WRONG_OUTPUT
     assert message.endswith("was overwritten by the next call (call 2)")
 
 
-def test_what_cuda_graphs_overwrite_by_contract_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autocompile.trial.verify.verifier.uses_cuda_graphs", lambda _: True)
+def test_what_cuda_graphs_overwrite_by_contract_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "autocompile.trial.verify.verifier.uses_cuda_graphs", lambda _: True
+    )
     notes = judged(a_target(mlp, batch(4, 8)), lie=overwriting).notes
     said = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
     assert notes == [said]
@@ -369,7 +395,9 @@ def test_state_in_plain_attributes_is_put_back_before_a_call_is_compared(
     assert judged(target, phase).live is (True if phase == "forward" else None)
 
 
-def test_state_that_cannot_be_put_back_is_named_and_no_setting_is_blamed_for_it() -> None:
+def test_state_that_cannot_be_put_back_is_named_and_no_setting_is_blamed_for_it() -> (
+    None
+):
     class Cache:
         def __init__(self) -> None:
             self.state = torch.zeros(4, 8)
@@ -394,7 +422,9 @@ def test_state_that_cannot_be_put_back_is_named_and_no_setting_is_blamed_for_it(
 
 
 def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:
-    target = a_target(lambda: Layer(lambda y, x: y + torch.zeros(4, 4) @ y), batch(4, 8))
+    target = a_target(
+        lambda: Layer(lambda y, x: y + torch.zeros(4, 4) @ y), batch(4, 8)
+    )
     assert judged(target).live is True
     outcome, message = refused(target, lie=scaled(1.01))
     assert outcome is Outcome.WRONG_OUTPUT and "off by 0.01" in message
@@ -422,10 +452,20 @@ def keeping(tensors_of: Callable[[nn.Module], list[torch.Tensor]]) -> Lie:
 @pytest.mark.parametrize(
     ("phase", "make", "tensors_of", "words"),
     [
-        ("optimizer_step", mlp, lambda m: [m[2].bias], "the step of 2.bias is off by 1 "),
+        (
+            "optimizer_step",
+            mlp,
+            lambda m: [m[2].bias],
+            "the step of 2.bias is off by 1 ",
+        ),
         ("train_step", mlp, lambda m: [m[2].bias], "the step of 2.bias is off by 1 "),
         # The loss of training does not read them; the model that is used afterwards does.
-        ("train_step", normed, lambda m: list(m.buffers()), "['buffers']['1.running_mean']"),
+        (
+            "train_step",
+            normed,
+            lambda m: list(m.buffers()),
+            "['buffers']['1.running_mean']",
+        ),
     ],
 )
 def test_what_a_step_leaves_as_it_was_is_refused(
@@ -454,5 +494,7 @@ def test_what_eager_overwrites_itself_may_be_overwritten() -> None:
 
 
 def test_a_wrong_loss_is_refused() -> None:
-    outcome, message = refused(a_target(mlp, batch(4, 8)), "train_step", lie=scaled(1.01))
+    outcome, message = refused(
+        a_target(mlp, batch(4, 8)), "train_step", lie=scaled(1.01)
+    )
     assert outcome is Outcome.WRONG_OUTPUT and "['loss'] is off by 0.01" in message

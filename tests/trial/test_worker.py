@@ -66,7 +66,11 @@ def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str,
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environ, check=False
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"nonce"')]
+    lines = [
+        json.loads(line)
+        for line in done.stdout.splitlines()
+        if line.startswith('{"nonce"')
+    ]
     assert lines, done.stderr
     assert all(line["nonce"] == "" for line in lines)
     *steps, result = lines
@@ -91,13 +95,23 @@ def test_a_trial_goes_through_the_steps_in_order_and_tells_what_its_record_needs
     tmp_path: Path,
 ) -> None:
     steps, result = by_hand(tmp_path, a_trial(limits={"half_width": 0.5}))
-    assert steps == ["import", "build", "eager", "compile", "verify", "measure", "verify"]
+    assert steps == [
+        "import",
+        "build",
+        "eager",
+        "compile",
+        "verify",
+        "measure",
+        "verify",
+    ]
     assert (result["outcome"], result["step"]) == ("ok", "exit")
     assert set(result) >= {"detail", "notes", "eager_peak_memory_bytes"}
     assert result["weights_live"] is True
     assert (result["graphs"], result["graph_breaks"], result["recompiles"]) == (1, 0, 0)
     parameters = 4 * (6 * 3 + 3 + 3)  # bytes
-    assert result["peak_memory_bytes"] is None or result["peak_memory_bytes"] >= parameters
+    assert (
+        result["peak_memory_bytes"] is None or result["peak_memory_bytes"] >= parameters
+    )
     measurement = result["measurement"]
     assert 8 <= len(measurement["eager_s"]) == len(measurement["compiled_s"])
     assert min(*measurement["eager_s"], *measurement["compiled_s"]) > 0
@@ -128,7 +142,9 @@ def test_a_probe_learns_a_fixed_batch_size_and_backends_of_the_targets_own(
     text = (TARGETS / "kernelbench.py").read_text("utf-8")
     own = "\n@torch._dynamo.register_backend\ndef mine(graph, inputs):\n    return graph\n"
     (work / "kb.py").write_text("import torch._dynamo\n" + text + own)
-    result = try_it("kb.py", kind="probe", phases=None, backends=["mine", "nobodys", "eager"])
+    result = try_it(
+        "kb.py", kind="probe", phases=None, backends=["mine", "nobodys", "eager"]
+    )
     assert result["target"]["fixed_batch_size"] == 5
     assert result["backends"].keys() == {"mine", "nobodys"}
     assert result["backends"]["mine"] == ""
@@ -150,11 +166,21 @@ def test_a_probe_learns_a_fixed_batch_size_and_backends_of_the_targets_own(
     ],
 )  # fmt: skip
 def test_an_error_of_the_users_code_has_its_outcome_step_words_and_line(
-    try_it: Try, work: Path, text: str, outcome: str, step: str, message: str, where: str
+    try_it: Try,
+    work: Path,
+    text: str,
+    outcome: str,
+    step: str,
+    message: str,
+    where: str,
 ) -> None:
     (work / "model.py").write_text(text)
     result = try_it("model.py", kind="probe")
-    assert (result["outcome"], result["step"], result["message"]) == (outcome, step, message)
+    assert (result["outcome"], result["step"], result["message"]) == (
+        outcome,
+        step,
+        message,
+    )
     assert result["where"].startswith(f"model.py{where}")
 
 
@@ -225,7 +251,10 @@ def test_each_default_backend_works_or_has_a_reason() -> None:
 
 def test_a_backend_that_is_not_here_has_a_reason() -> None:
     found = environment.backends(CPU, ["flux_capacitor", "ipex", "eager", "aot_eager"])
-    assert found["flux_capacitor"] == f"torch {torch.__version__} knows no backend of this name"
+    assert (
+        found["flux_capacitor"]
+        == f"torch {torch.__version__} knows no backend of this name"
+    )
     assert "torch 2.8" in found["ipex"] and torch.__version__ in found["ipex"]
     assert found["aot_eager"] == "" and "eager" not in found
 
@@ -248,14 +277,18 @@ def test_a_package_that_registers_a_backend_is_imported_in_no_other_trial(
     for name in ("zentorch", "zentorch.utils", "zentorch_of_another_kind"):
         monkeypatch.setitem(sys.modules, name, sys.modules["numpy"])
     found = environment.library_modules()
-    assert [name for name in found if "zentorch" in name] == ["zentorch_of_another_kind"]
+    assert [name for name in found if "zentorch" in name] == [
+        "zentorch_of_another_kind"
+    ]
 
 
 @pytest.mark.parametrize("name", ["warp", "cuda:99", "cuda", "meta"])
 def test_a_device_that_is_not_here_is_a_usage_error(name: str) -> None:
     if name == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
-    with pytest.raises(UsageError, match=f"device '{name}' cannot be used here") as caught:
+    with pytest.raises(
+        UsageError, match=f"device '{name}' cannot be used here"
+    ) as caught:
         environment.pick_device(name)
     assert "\n" not in caught.value.what
 
@@ -283,11 +316,15 @@ def caught_from(function: Callable[[], Any]) -> BaseException:
     return caught.value
 
 
-def compiled(backend: str = "aot_eager", function: Any = None, **settings: Any) -> BaseException:
+def compiled(
+    backend: str = "aot_eager", function: Any = None, **settings: Any
+) -> BaseException:
     """What torch.compile raises for a setting, at the first call."""
     telemetry.reset_dynamo(backend)
     return caught_from(
-        lambda: torch.compile(function or torch.sin, backend=backend, **settings)(torch.ones(2))
+        lambda: torch.compile(function or torch.sin, backend=backend, **settings)(
+            torch.ones(2)
+        )
     )
 
 
@@ -312,10 +349,25 @@ def breaks(x: torch.Tensor) -> torch.Tensor:
     ("backend", "settings", "outcome", "words"),
     [
         ("flux_capacitor", {}, Outcome.UNSUPPORTED, "flux_capacitor"),
-        ("ts", {"mode": "max-autotune"}, Outcome.UNSUPPORTED, "unexpected keyword argument 'mode'"),
+        (
+            "ts",
+            {"mode": "max-autotune"},
+            Outcome.UNSUPPORTED,
+            "unexpected keyword argument 'mode'",
+        ),
         ("inductor", {"mode": "ludicrous"}, Outcome.UNSUPPORTED, "Unrecognized mode"),
-        ("inductor", {"options": {"ludicrous": True}}, Outcome.UNSUPPORTED, "ludicrous"),
-        (ImportError("No module named 'x'"), {}, Outcome.UNSUPPORTED, "ImportError: No module"),
+        (
+            "inductor",
+            {"options": {"ludicrous": True}},
+            Outcome.UNSUPPORTED,
+            "ludicrous",
+        ),
+        (
+            ImportError("No module named 'x'"),
+            {},
+            Outcome.UNSUPPORTED,
+            "ImportError: No module",
+        ),
         (FileNotFoundError("gcc"), {}, Outcome.UNSUPPORTED, "FileNotFoundError: gcc"),
         (ValueError("cannot\ndo it"), {}, Outcome.COMPILE_ERROR, "ValueError: cannot"),
     ],
@@ -323,7 +375,9 @@ def breaks(x: torch.Tensor) -> torch.Tensor:
 def test_what_a_backend_cannot_do_has_its_outcome_and_words(
     backend: Any, settings: dict[str, Any], outcome: Outcome, words: str
 ) -> None:
-    error = compiled(backend if isinstance(backend, str) else raising(backend), adds, **settings)
+    error = compiled(
+        backend if isinstance(backend, str) else raising(backend), adds, **settings
+    )
     assert outcome_of(error, Step.COMPILE) is outcome
     assert words in first_words(error)
 
@@ -345,7 +399,9 @@ def test_the_recompile_limit_is_an_outcome(fullgraph: bool) -> None:
 
     function = torch.compile(powers, backend="aot_eager", fullgraph=fullgraph)
     with torch._dynamo.config.patch(recompile_limit=2):
-        error = caught_from(lambda: [function(torch.ones(2), "x" * n) for n in range(2, 7)])
+        error = caught_from(
+            lambda: [function(torch.ones(2), "x" * n) for n in range(2, 7)]
+        )
     for step in (Step.COMPILE, Step.VERIFY, Step.MEASURE):
         assert outcome_of(error, step) is Outcome.RECOMPILE_LIMIT
 
@@ -355,7 +411,9 @@ def test_the_recompile_limit_is_an_outcome(fullgraph: bool) -> None:
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."
+        ),
         caught_from(lambda: torch.empty(2**60, dtype=torch.uint8)),
     ],
 )
@@ -400,7 +458,9 @@ def test_the_first_words_are_one_short_line(tmp_path: Path) -> None:
     assert first_words(ValueError()) == "ValueError"
     assert first_words(ValueError("\n\n  first  \nsecond")) == "ValueError: first"
     assert len(first_words(ValueError("x" * 5000))) < 320
-    assert where_in(caught_from(lambda: json.loads("{")), tmp_path) is None, "not the user's"
+    assert where_in(caught_from(lambda: json.loads("{")), tmp_path) is None, (
+        "not the user's"
+    )
 
 
 def test_what_is_timed_runs_as_it_will_run_later() -> None:
@@ -420,5 +480,8 @@ def test_a_recompile_in_a_timed_block_is_an_error(fullgraph: bool) -> None:
     )
     side = Side(torch.nn.Linear(2, 2), grad=False, config=CompileConfig())
     function(torch.ones(2), 2)
-    with pytest.raises(Failed, match="recompiled while it was timed"), timed(side).context():
+    with (
+        pytest.raises(Failed, match="recompiled while it was timed"),
+        timed(side).context(),
+    ):
         function(torch.ones(2), 3)

@@ -72,13 +72,20 @@ def slow(x):
     result = try_it("model.py", "train_step", config=config, batch_size=None)
     long = next(kind for kind in result["kinds"] if kind["shape"] == "5×8")
     assert long["call_s"] > 0.3
-    assert result["compile_s"] < 3 * 0.3  # three or more of its calls are made until then
+    assert (
+        result["compile_s"] < 3 * 0.3
+    )  # three or more of its calls are made until then
 
 
 def test_the_probe_says_what_differs(target: Path, try_it: Try) -> None:
     probed = try_it("model.py", kind="probe", phases=["forward"])["target"]
     marks = [[None, 0, 3, 9]]
-    assert probed["workload"] == {"calls": 4, "kinds": 3, "mark_dynamic": marks, "buckets": []}
+    assert probed["workload"] == {
+        "calls": 4,
+        "kinds": 3,
+        "mark_dynamic": marks,
+        "buckets": [],
+    }
     assert probed["fixed_batch_size"] == 3 + 5 + 3 + 9
 
 
@@ -90,8 +97,13 @@ def test_a_setting_that_is_wrong_at_one_shape_is_found(work: Path, try_it: Try) 
     assert "[1]" in result["message"]
 
 
-def test_a_setting_that_is_wrong_between_the_shapes_is_found(work: Path, try_it: Try) -> None:
-    write(work, "(0.1 if x.shape[0] in (4, 6, 7) and torch.compiler.is_compiling() else 0)")
+def test_a_setting_that_is_wrong_between_the_shapes_is_found(
+    work: Path, try_it: Try
+) -> None:
+    write(
+        work,
+        "(0.1 if x.shape[0] in (4, 6, 7) and torch.compiler.is_compiling() else 0)",
+    )
     config = CompileConfig("aot_eager")
     result = try_it("model.py", "forward", config=config.to_dict(), batch_size=None)
     assert result["outcome"] == "wrong_output"
@@ -106,11 +118,15 @@ def test_more_shapes_than_torch_makes_programs_for(
     path.write_text(path.read_text().replace("(3, 5, 3, 9)", "range(2, 14)"))
     config = CompileConfig("aot_eager", dynamic=False, recompile_limit=limit)
     result = try_it("model.py", "forward", config=config.to_dict(), batch_size=None)
-    assert result["outcome"] == ("ok" if limit else "recompile_limit"), result["message"]
+    assert result["outcome"] == ("ok" if limit else "recompile_limit"), result[
+        "message"
+    ]
 
 
 def test_shapes_that_a_second_call_changes_are_said(work: Path, try_it: Try) -> None:
-    text = "import random\nimport torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
+    text = (
+        "import random\nimport torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
+    )
     text += "def get_inputs(): return torch.ones(random.randint(2, 90), 4)\n"
     (work / "model.py").write_text(text)
     choices = try_it("model.py", kind="probe", phases=["forward"])["target"]["choices"]
@@ -147,7 +163,9 @@ def test_a_percentile_of_the_calls_is_timed(
     config = CompileConfig("aot_eager", dynamic=False).to_dict()
     times = {}
     for percent in (50, 95):
-        result = try_it("model.py", phase, config=config, batch_size=None, percent=percent)
+        result = try_it(
+            "model.py", phase, config=config, batch_size=None, percent=percent
+        )
         assert result["outcome"] == "ok", result["message"]
         found = Measurement.from_dict(result["measurement"])
         times[percent] = found.eager_call_s
@@ -158,12 +176,21 @@ def test_a_percentile_of_the_calls_is_timed(
 def test_a_race_times_the_percentile_of_each_side(target: Path, try_it: Try) -> None:
     configs = [CompileConfig("aot_eager"), CompileConfig("aot_eager", fullgraph=True)]
     sides = [
-        {"number": n, "config": config.to_dict(), "cache": f"cache{n}", "is_warm": False}
+        {
+            "number": n,
+            "config": config.to_dict(),
+            "cache": f"cache{n}",
+            "is_warm": False,
+        }
         for n, config in enumerate(configs)
     ]
     limits = {"rounds": 4, "max_s": 60.0, "block_s": 0.001}
-    result = try_it("model.py", kind="race", sides=sides, batch_size=None, percent=95, **limits)
+    result = try_it(
+        "model.py", kind="race", sides=sides, batch_size=None, percent=95, **limits
+    )
     assert [side["outcome"] for side in result["sides"]] == ["ok", "ok"]
-    first, second = (Measurement.from_dict(side["measurement"]) for side in result["sides"])
+    first, second = (
+        Measurement.from_dict(side["measurement"]) for side in result["sides"]
+    )
     assert first.percent == second.percent == 95
     assert first.eager_s == second.eager_s and first.compiled_s != second.compiled_s

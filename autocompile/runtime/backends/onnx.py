@@ -55,9 +55,13 @@ class Exported:
     """A graph as an ``onnx.ModelProto``, of which every tensor argument is an input."""
 
     model: Any
-    inputs: tuple[tuple[str, int], ...]  # name, and place among the graph's arguments, in order
+    inputs: tuple[
+        tuple[str, int], ...
+    ]  # name, and place among the graph's arguments, in order
     outputs: tuple[tuple[str, torch.Size, torch.dtype], ...]  # in order
-    results: tuple[Any, ...]  # of the graph; ``torch.Tensor`` for each output of the model in turn
+    results: tuple[
+        Any, ...
+    ]  # of the graph; ``torch.Tensor`` for each output of the model in turn
 
 
 def _export(graph: Graph, args: Args) -> Exported:
@@ -65,7 +69,9 @@ def _export(graph: Graph, args: Args) -> Exported:
     tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     others = [a for a in args if not isinstance(a, torch.Tensor)]
     if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
-        raise Unsupported("an argument is a list of tensors")  # they would become constants
+        raise Unsupported(
+            "an argument is a list of tensors"
+        )  # they would become constants
     _demand_plain("an argument", tensors.values())
     results: list[Any] = []
 
@@ -74,21 +80,33 @@ def _export(graph: Graph, args: Args) -> Exported:
 
         def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             left = iter(given)
-            made = graph(*[next(left) if isinstance(a, torch.Tensor) else a for a in args])
-            results[:] = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in made]
+            made = graph(
+                *[next(left) if isinstance(a, torch.Tensor) else a for a in args]
+            )
+            results[:] = [
+                torch.Tensor if isinstance(x, torch.Tensor) else x for x in made
+            ]
             return tuple(x for x in made if isinstance(x, torch.Tensor))
 
     names = [f"input_{i}" for i in tensors]
     try:
         with _exporting():
-            program = torch.export.export(OfTensors(), tuple(tensors.values()), strict=False)
+            program = torch.export.export(
+                OfTensors(), tuple(tensors.values()), strict=False
+            )
             program = program.run_decompositions({})  # removes in-place operators
             _demand_pure(program)
-            examples = [node.meta["val"] for node in program.graph.output_node().args[0]]
+            examples = [
+                node.meta["val"] for node in program.graph.output_node().args[0]
+            ]
             _demand_plain("an output", [*tensors.values(), *examples])
             output_names = [f"output_{i}" for i in range(len(examples))]
             made = torch.onnx.export(
-                program, dynamo=True, input_names=names, output_names=output_names, verbose=False
+                program,
+                dynamo=True,
+                input_names=names,
+                output_names=output_names,
+                verbose=False,
             )
             assert made is not None
             model = made.model_proto
@@ -135,9 +153,13 @@ def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
             tensor, kind = tensors[value.name], value.type.tensor_type
             sizes = [d.dim_value for d in kind.shape.dim if d.HasField("dim_value")]
             if kind.elem_type != _ELEMENTS.get(tensor.dtype):
-                raise Unsupported(f"{value.name} is of {tensor.dtype} in torch, not in the model")
+                raise Unsupported(
+                    f"{value.name} is of {tensor.dtype} in torch, not in the model"
+                )
             if len(sizes) == len(kind.shape.dim) != 0 and sizes != list(tensor.shape):
-                raise Unsupported(f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}")
+                raise Unsupported(
+                    f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}"
+                )
 
 
 def _never_drops(node: torch.fx.Node) -> bool:
@@ -147,7 +169,9 @@ def _never_drops(node: torch.fx.Node) -> bool:
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if "dropout_p" in names:
         return bool(given.get("dropout_p", 0.0) == 0.0)
-    return "dropout" in names and (given.get("dropout") == 0.0 or given.get("train") is False)
+    return "dropout" in names and (
+        given.get("dropout") == 0.0 or given.get("train") is False
+    )
 
 
 @contextlib.contextmanager
@@ -228,7 +252,10 @@ class Session(abc.ABC):
         constants = {name: args[i] for name, i in self._baked.items()}
         try:
             self.load(_with_constants(self._exported.model, constants))
-        except (ImportError, Unsupported):  # an ImportError: the runtime is not installed
+        except (
+            ImportError,
+            Unsupported,
+        ):  # an ImportError: the runtime is not installed
             raise
         except Exception as error:  # whatever the runtime raises
             raise Unsupported(_cause(error)) from None
@@ -260,7 +287,9 @@ class Session(abc.ABC):
             self.bind("output", name, output)
         self.run()
         made = iter(outputs)
-        return tuple(next(made) if x is torch.Tensor else x for x in self._exported.results)
+        return tuple(
+            next(made) if x is torch.Tensor else x for x in self._exported.results
+        )
 
 
 def compile_graph(
@@ -291,7 +320,9 @@ def compile_graph(
         return lambda *args: graph.forward(*args, *lifted)
     # With dynamic shapes, Dynamo captures one graph for all shapes.
     given = graph.graph.find_nodes(op="placeholder")
-    changing = [i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))]
+    changing = [
+        i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))
+    ]
     # And one for all values of a float, passed as a tensor that the graph reads with item().
     floats = [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]
     make = functools.partial(_session, kind, graph, weights == "baked")
@@ -326,7 +357,9 @@ def _by_shape(
     def call(*args: Any) -> Any:
         args = tuple(_Float(a.item()) if i in floats else a for i, a in enumerate(args))
         varied = [args[i] for i in (*changing, *floats)]
-        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in varied)
+        key = tuple(
+            tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in varied
+        )
         session = sessions.get(key)
         if session is None:
             # Both the exporter and Dynamo patch torch: one at a time.
@@ -342,7 +375,9 @@ def _by_shape(
 def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return value is None or isinstance(
+        value, (torch.SymInt, torch.SymFloat, torch.SymBool)
+    )
 
 
 def _is_read(node: torch.fx.Node) -> bool:

@@ -29,9 +29,18 @@ class OrtSession(Session):
         }
 
     def bind(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        bind = self._binding.bind_input if kind == "input" else self._binding.bind_output
+        bind = (
+            self._binding.bind_input if kind == "input" else self._binding.bind_output
+        )
         device, shape = self.device, tuple(tensor.shape)
-        bind(name, device.type, device.index or 0, self._types[name], shape, tensor.data_ptr())
+        bind(
+            name,
+            device.type,
+            device.index or 0,
+            self._types[name],
+            shape,
+            tensor.data_ptr(),
+        )
 
     def run(self) -> None:
         stream = _stream(self.device)
@@ -50,7 +59,9 @@ def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None)
 
     provider = f"{device.type.upper()}ExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
-        raise Unsupported(f"the onnxruntime here has no {provider} (for CUDA: onnxruntime-gpu)")
+        raise Unsupported(
+            f"the onnxruntime here has no {provider} (for CUDA: onnxruntime-gpu)"
+        )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
@@ -58,7 +69,10 @@ def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if stream is not None:
-        cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream.cuda_stream)}
+        cuda = {
+            "device_id": device.index or 0,
+            "user_compute_stream": str(stream.cuda_stream),
+        }
         providers.insert(0, ("CUDAExecutionProvider", cuda))
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
 

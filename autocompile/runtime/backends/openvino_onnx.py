@@ -66,7 +66,9 @@ class OvSession(Session):
         self._request.set_tensor(name, shared)
 
     def run(self) -> None:
-        self._request.infer(share_outputs=True)  # otherwise it copies them into a dictionary
+        self._request.infer(
+            share_outputs=True
+        )  # otherwise it copies them into a dictionary
 
 
 def _demand_exact(model: Any) -> None:
@@ -94,12 +96,16 @@ def _demand_exact(model: Any) -> None:
         is_large = any(name in large for name in node.input)
         if is_large and kind not in _MOVES:
             raise Unsupported(f"OpenVINO computes {kind} of 64-bit integers in 32 bits")
-        is_large |= kind == "Constant" and any(map(_is_large, (a.t for a in node.attribute)))
+        is_large |= kind == "Constant" and any(
+            map(_is_large, (a.t for a in node.attribute))
+        )
         is_large |= kind == "Cast" and kinds.get(node.input[0]) != _BOOL
         if is_large:
             large |= {name for name in node.output if kinds.get(name, _INT64) == _INT64}
     if any(value.name in large for value in graph.output):
-        raise Unsupported("an output has 64-bit integers, which OpenVINO cuts to 32 bits")
+        raise Unsupported(
+            "an output has 64-bit integers, which OpenVINO cuts to 32 bits"
+        )
 
 
 def _is_large(constant: Any) -> bool:

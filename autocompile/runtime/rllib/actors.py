@@ -38,10 +38,14 @@ _Actor: Any = object  # RLlib's class follows in the order of methods
 def demand_usable(entry: Tuned) -> None:
     """Raise a UsageError if settings are not for RLlib, or for another interpreter."""
     used = [
-        name for name, phase in phases.PHASES.items() if phase.in_rllib and name in entry.phases
+        name
+        for name, phase in phases.PHASES.items()
+        if phase.in_rllib and name in entry.phases
     ]
     if not used:
-        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
+        raise UsageError(
+            f"the settings are not for an RLModule: {', '.join(entry.phases)}"
+        )
     for phase in used:
         for choice in entry.phases[phase]:
             demand_this_interpreter(entry, phase, choice)
@@ -72,16 +76,27 @@ class _Tuned(_Actor):  # type: ignore[misc]
             label = choice.config.label()
             settings[key] = {"setting": label, "measured_at": choice.batch_size}
             if compiled is not None:
-                settings[key] |= {"graphs": compiled.graphs, "recompiles": compiled.later_graphs}
+                settings[key] |= {
+                    "graphs": compiled.graphs,
+                    "recompiles": compiled.later_graphs,
+                }
                 if compiled.failed:
                     settings[key]["setting"] = "eager"
                     problems.append(f"{key}: {label} failed: {compiled.failed}")
-                elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
+                elif (
+                    compiled.calls
+                    and not compiled.graphs
+                    and not choice.config.is_eager
+                ):
                     problems.append(f"{key}: {label} has captured no graph")
-        threads = {"threads": self.tuned.fingerprint.get("threads")}  # of an actor: as Ray has it
+        threads = {
+            "threads": self.tuned.fingerprint.get("threads")
+        }  # of an actor: as Ray has it
         return {
             "settings": settings,
-            "measured_elsewhere": self.tuned.differences(describe(self._device) | threads),
+            "measured_elsewhere": self.tuned.differences(
+                describe(self._device) | threads
+            ),
             "problems": problems,
         }
 
@@ -96,7 +111,11 @@ class TunedRunner(_Tuned):
         self.active = {}
         if self.module is None or self.env is None:  # it does not sample
             return
-        phase = phases.FORWARD_EXPLORATION if self.config.explore else phases.FORWARD_INFERENCE
+        phase = (
+            phases.FORWARD_EXPLORATION
+            if self.config.explore
+            else phases.FORWARD_INFERENCE
+        )
         if self.worker_index and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
             # One of many on its machine, of which each would start a compile worker for each core.
             inductor: Any = importlib.import_module("torch._inductor.config")
@@ -167,7 +186,9 @@ class TunedLearner(_Tuned):
         for name, saved in state.items():
             # ray 2.50 converts the whole state to tensors, which loses moments and numbers.
             if optimizer := self._named_optimizers.get(name):
-                tensors = convert_to_torch_tensor(saved["state"]["state"], device=self._device)
+                tensors = convert_to_torch_tensor(
+                    saved["state"]["state"], device=self._device
+                )
                 optimizer.load_state_dict({**saved["state"], "state": tensors})
         self._tune_optimizers()  # loading the state reset the implementation
 
@@ -187,7 +208,9 @@ class TunedLearner(_Tuned):
     def _tune(self, name: str, module: Any) -> None:
         (phase, choice), (_, step) = self._choices()
         if choice:
-            compiled = apply_to_phase(module, phases.FORWARD_TRAIN, choice.config, or_eager=True)
+            compiled = apply_to_phase(
+                module, phases.FORWARD_TRAIN, choice.config, or_eager=True
+            )
             self.use(f"{name}.{phase}", choice, compiled)
         if step:
             prepare_model(module, step.config)
@@ -203,7 +226,11 @@ class TunedLearner(_Tuned):
 def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     """(name, RLModule) of a single- or multi-agent module, torch modules only."""
     several = isinstance(module, MultiRLModule)
-    named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
+    named = (
+        [(name, module[name]) for name in list(module.keys())]
+        if several
+        else [("", module)]
+    )
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
 
 
@@ -221,7 +248,10 @@ def warm_up(module: Any, phase: str, count: int) -> bool:
         with torch.random.fork_rng(devices):
             batch = made_up_batch(module, count)
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
-            for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
+            for steps in (
+                2,
+                3,
+            ):  # exploration gets the steps so far: one more is no new graph
                 given = {"t": steps} if phase == phases.FORWARD_EXPLORATION else {}
                 getattr(module, phase)(batch, **given)
     except Exception:

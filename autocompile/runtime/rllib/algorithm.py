@@ -56,7 +56,10 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
             break
     else:
         demand_usable(tuned_set.entries[0])
-    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+    if not (
+        config.enable_rl_module_and_learner
+        and config.enable_env_runner_and_connector_v2
+    ):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
             hint="config.api_stack(enable_rl_module_and_learner=True, "
@@ -68,7 +71,11 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     # Ray's versions set this by different methods, and each warns of the other's.
     config._learner_class = _extended(TunedLearner, config.learner_class, tuned_set)
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
-    others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
+    others = [
+        f
+        for f in force_list(config.callbacks_on_train_result)
+        if not isinstance(f, Tell)
+    ]
     config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
 

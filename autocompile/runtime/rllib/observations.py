@@ -23,7 +23,9 @@ from torch.utils import _pytree as pytree
 from autocompile.errors import TargetError
 
 _OWN_SPEC = "name an RLModuleSpec with the spaces that the module sees as the target"
-_OWN_INPUTS = "define get_inputs(batch_size) in the target file: it returns the batch dict"
+_OWN_INPUTS = (
+    "define get_inputs(batch_size) in the target file: it returns the batch dict"
+)
 
 
 def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, Any]:
@@ -43,11 +45,17 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
     return batch
 
 
-def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+def with_transitions(
+    module: Any, batch: dict[str, Any], later: dict[str, Any]
+) -> dict[str, Any]:
     """A batch with actions, and a later batch as next observations: some modules train on them."""
     rows = pytree.tree_leaves(batch["obs"])[0].shape[0]
     actions = _rows(module, module.action_space, rows)
-    with_actions = {**batch, Columns.ACTIONS: actions, Columns.NEXT_OBS: later[Columns.OBS]}
+    with_actions = {
+        **batch,
+        Columns.ACTIONS: actions,
+        Columns.NEXT_OBS: later[Columns.OBS],
+    }
     if Columns.STATE_IN in later:
         with_actions[Columns.NEXT_STATE_IN] = later[Columns.STATE_IN]
     return with_actions
@@ -57,14 +65,21 @@ def connectors_of(config: Any) -> Any:
     """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors."""
     if config._env_to_module_connector is None:
         return None
-    given = {"observation_space": config.observation_space, "action_space": config.action_space}
+    given = {
+        "observation_space": config.observation_space,
+        "action_space": config.action_space,
+    }
     env = SyncVectorEnv([lambda: MadeUpEnv(given)])
     every = {
         INPUT_ENV_SPACES: (env.observation_space, env.action_space),
-        INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space),
+        INPUT_ENV_SINGLE_SPACES: (
+            env.single_observation_space,
+            env.single_action_space,
+        ),
     }
     with _errors(
-        "the env_to_module connectors cannot be built for a generated environment", _OWN_SPEC
+        "the env_to_module connectors cannot be built for a generated environment",
+        _OWN_SPEC,
     ):
         return config.build_env_to_module_connector(env=env, spaces=every)
 
@@ -113,7 +128,9 @@ class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]
         self.action_space = config["action_space"]
         self._length, self._steps = config.get("length"), 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
         return _drawn(self.observation_space, _generator()), {}
 
@@ -135,7 +152,9 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
         )
         episode.add_env_reset(observation=_drawn(space, generator))
         episodes.append(episode)
-    with _errors("the env_to_module connectors fail on generated observations", _OWN_INPUTS):
+    with _errors(
+        "the env_to_module connectors fail on generated observations", _OWN_INPUTS
+    ):
         batch = connectors(
             rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={}
         )
@@ -148,7 +167,9 @@ def _errors(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise TargetError(f"{what}: {type(error).__name__}: {error}", hint=hint) from error
+        raise TargetError(
+            f"{what}: {type(error).__name__}: {error}", hint=hint
+        ) from error
 
 
 def _rows(module: Any, space: Any, count: int) -> Any:
@@ -160,8 +181,12 @@ def _rows(module: Any, space: Any, count: int) -> Any:
         rows = rows.float() if rows.dtype == torch.float64 else rows
         return rows[:, None] if module.is_stateful() else rows
 
-    with _errors(f"values of a {type(space).__name__} space cannot be generated", _OWN_INPUTS):
-        return pytree.tree_map(stacked, *[_drawn(space, generator) for _ in range(count)])
+    with _errors(
+        f"values of a {type(space).__name__} space cannot be generated", _OWN_INPUTS
+    ):
+        return pytree.tree_map(
+            stacked, *[_drawn(space, generator) for _ in range(count)]
+        )
 
 
 def _generator() -> np.random.Generator:

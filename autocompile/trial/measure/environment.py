@@ -25,10 +25,17 @@ def pick_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-        if device.type not in ("cpu", "cuda"):  # elsewhere nothing here waits for a call to end
-            raise NotImplementedError("calls are timed on a CPU or on a GPU under CUDA or ROCm")
+        if device.type not in (
+            "cpu",
+            "cuda",
+        ):  # elsewhere nothing here waits for a call to end
+            raise NotImplementedError(
+                "calls are timed on a CPU or on a GPU under CUDA or ROCm"
+            )
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device {name!r} cannot be used here: {first_line(error)}") from None
+        raise UsageError(
+            f"device {name!r} cannot be used here: {first_line(error)}"
+        ) from None
     return device
 
 
@@ -61,20 +68,28 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
         if importlib.util.find_spec(package) is None:
             return wanted or f"{package} is not installed"
     if known.ours and name not in registered:
-        return "autocompile, which has this backend, is not installed in this interpreter"
+        return (
+            "autocompile, which has this backend, is not installed in this interpreter"
+        )
     if known.registered_by:
         try:
             register_backend_of(name)
         except ImportError as error:
             return f"{wanted or 'it cannot be imported'} ({str(error)[:160]})"
         return ""
-    return "" if name in registered else f"torch {version} knows no backend of this name"
+    return (
+        "" if name in registered else f"torch {version} knows no backend of this name"
+    )
 
 
-def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
+def backends(
+    device: torch.device, names: Sequence[str] | None = None
+) -> dict[str, str]:
     """Why each of these backends, by default the usual ones, cannot be used; empty if it can."""
     registered = list(torch._dynamo.list_backends(None))
-    return {n: _why_not(n, device, registered) for n in names or BACKENDS if n != "eager"}
+    return {
+        n: _why_not(n, device, registered) for n in names or BACKENDS if n != "eager"
+    }
 
 
 def library_modules() -> list[str]:

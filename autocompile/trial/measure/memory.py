@@ -71,7 +71,9 @@ def _cuda_peak(
     """
     gc.collect()
     torch.cuda.synchronize(device)
-    used_in_pools = sum(int(s["allocated_size"]) for s in _pool_segments(device)) if graphs else 0
+    used_in_pools = (
+        sum(int(s["allocated_size"]) for s in _pool_segments(device)) if graphs else 0
+    )
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     output = call()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-_AXIS = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)")
+_AXIS = re.compile(
+    r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)"
+)
 _DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\w+), actual (\w+)")
 _RANK = re.compile(r"tensor '(.+?)' rank mismatch\. expected (\d+), actual (\d+)")
 _STRIDE = re.compile(r"tensor '(.+?)' stride mismatch")
@@ -19,7 +21,9 @@ _NONE = re.compile(r"^(\S+) is (?:not )?None$")
 _EQUAL = re.compile(r"^(.+?) == (\S.*?)$")
 _PLACE = re.compile(r"# (?:\S*/)?([^\s/]+\.py:\d+) in ")
 _AS_A_TENSOR = "pass it as a tensor"
-_EACH = "each way is a program of its own, so call it one way, or compile a copy for each"
+_EACH = (
+    "each way is a program of its own, so call it one way, or compile a copy for each"
+)
 
 
 def in_words(reason: str) -> str:

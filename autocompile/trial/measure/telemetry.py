@@ -110,7 +110,9 @@ def use_compile_workers(threads: int, device: torch.device) -> None:
     """
     config: Any = importlib.import_module("torch._inductor.config")
     config.compile_threads = threads
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # autotuning reads only this
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(
+        threads
+    )  # autotuning reads only this
     if threads > 1 and device.type == "cuda":
         compiling: Any = importlib.import_module("torch._inductor.async_compile")
         compiling.AsyncCompile.use_process_pool()
@@ -137,7 +139,9 @@ def found_by_dynamo(home: Path) -> dict[str, Any]:
     metrics = torch._dynamo.utils.get_compilation_metrics()
     texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
     skipped = [
-        " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(" .")[:_WIDE]
+        " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(
+            " ."
+        )[:_WIDE]
         for text in filter(None, texts)
     ]
     with_code = [row for row in rows.values() if row["code"]]
@@ -168,6 +172,10 @@ def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
         path, frame = (of_the_target or users or frames)[-1]
         row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
     if users:  # a file of autocompile would not help a user
-        short = path.relative_to(home).as_posix() if of_the_target else "/".join(path.parts[-2:])
+        short = (
+            path.relative_to(home).as_posix()
+            if of_the_target
+            else "/".join(path.parts[-2:])
+        )
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
     return row

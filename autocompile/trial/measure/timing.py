@@ -158,7 +158,9 @@ class Parts:
     def timed(self, passes: int, timer: Timer) -> float:
         """The percentile in seconds."""
         runs = [_one_by_one(self.calls, timer) for _ in range(passes)]
-        times = ((median([run[n] for run in runs for n in k]), len(k)) for k in self.kinds)
+        times = (
+            (median([run[n] for run in runs for n in k]), len(k)) for k in self.kinds
+        )
         return percentile(times, self.percent)
 
 
@@ -217,7 +219,9 @@ def carried_over(
     for look in range(_LOOKS):
         for side, count, seen in zip(sides, counts, looks, strict=True):
             seen.append(_each(side, count, timer))
-        if look == 0 and not any(lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)):
+        if look == 0 and not any(
+            lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)
+        ):
             break
     return [[min(times) for times in zip(*seen, strict=False)] for seen in looks]
 
@@ -255,12 +259,16 @@ class Rounds:
     those of a block, ``leads`` the untimed calls before it.
     """
 
-    def __init__(self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int) -> None:
+    def __init__(
+        self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int
+    ) -> None:
         if sides[0].parts or any(timer.misses(side) for side in sides):
             timer = timer.alone()
         self.timer = timer
         self._sides, self._random = sides, random.Random(seed)
-        self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
+        self._mirrored: list[
+            int
+        ] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [timer.lead(1)] * len(sides)
         sides = [side.whole for side in sides]
@@ -274,12 +282,16 @@ class Rounds:
         long = [index for index in range(len(sides)) if once_s(index) > _LONG_CALL_S]
         if len(long) == len(sides):
             return
-        long = [i for i in long if once_s(i) > _LONG_CALL_S]  # the first may have been interrupted
+        long = [
+            i for i in long if once_s(i) > _LONG_CALL_S
+        ]  # the first may have been interrupted
         short = [index for index in range(len(sides)) if index not in long]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
                 once_s(index)
-        for _ in range(2):  # the larger of two tries: a wait for a core can exceed a block
+        for _ in range(
+            2
+        ):  # the larger of two tries: a wait for a core can exceed a block
             for index in short:
                 seems = fill(sides[index], timer, block_s)
                 self.calls[index] = max(self.calls[index], seems)
@@ -298,10 +310,17 @@ class Rounds:
         follow itself too often, and show too little of what the other one costs it. Each block is
         a list for its seconds per call, a side, its calls and its lead.
         """
-        order = self._mirrored or self._random.sample(range(len(self._sides)), len(self._sides))
+        order = self._mirrored or self._random.sample(
+            range(len(self._sides)), len(self._sides)
+        )
         self._mirrored = [] if self._mirrored or len(order) < 3 else order[::-1]
         for index in order:
-            yield self.times[index], self._sides[index], self.calls[index], self.leads[index]
+            yield (
+                self.times[index],
+                self._sides[index],
+                self.calls[index],
+                self.leads[index],
+            )
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
         parts = self._sides[index].parts
@@ -355,7 +374,9 @@ def _with_page_faults(side: Timed) -> tuple[float, float]:
     with side.context():
         side.call()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        while len(times) < _FEW_CALLS or (sum(times) < _LOOK_S and len(times) < _MANY_CALLS):
+        while len(times) < _FEW_CALLS or (
+            sum(times) < _LOOK_S and len(times) < _MANY_CALLS
+        ):
             begin = time.perf_counter()
             side.call()
             times.append(time.perf_counter() - begin)
@@ -422,14 +443,18 @@ def _alone(side: Timed, timer: Timer, block_s: float) -> float:
         took_s = block(whole, calls, timer, timer.lead(calls))
     if block_s < took_s:  # a busy-wait does not matter for a call this long
         return block(side, 1, timer) if side.parts else took_s
-    return median([block(side, calls, timer, timer.lead(calls)) for _ in range(_ALONE_BLOCKS)])
+    return median(
+        [block(side, calls, timer, timer.lead(calls)) for _ in range(_ALONE_BLOCKS)]
+    )
 
 
 def side_by_side(
     rounds: Rounds,
     most: int,
     max_s: float,
-    turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    turn: Callable[
+        [], contextlib.AbstractContextManager[None]
+    ] = contextlib.nullcontext,
 ) -> None:
     """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
 
@@ -444,7 +469,9 @@ def side_by_side(
             spent_s += time.monotonic() - began
 
 
-def each_call(sides: Sequence[Side], timer: Timer, passes: int = _PASSES) -> list[list[float]]:
+def each_call(
+    sides: Sequence[Side], timer: Timer, passes: int = _PASSES
+) -> list[list[float]]:
     """By side, seconds of each call of a workload: the median of some passes that take turns."""
     seconds: list[list[list[float]]] = [[] for _ in sides]
     with no_garbage_collection():
@@ -473,11 +500,19 @@ class FirstCalls:
     def stop(self) -> None:
         self._side.call = self._call
 
-    def compile_s(self, steady_s: float, of_shape: Mapping[str, float] | None = None) -> float:
+    def compile_s(
+        self, steady_s: float, of_shape: Mapping[str, float] | None = None
+    ) -> float:
         """Seconds above the steady ones of what the side has as inputs now, by shape if known."""
         each_s, known = steady_s / len(_shapes(self._side.inputs)), of_shape or {}
-        steady = (sum(known.get(shape, each_s) for shape in shapes) for _, shapes in self._seconds)
-        return sum(max(0.0, s - usual) for (s, _), usual in zip(self._seconds, steady, strict=True))
+        steady = (
+            sum(known.get(shape, each_s) for shape in shapes)
+            for _, shapes in self._seconds
+        )
+        return sum(
+            max(0.0, s - usual)
+            for (s, _), usual in zip(self._seconds, steady, strict=True)
+        )
 
     def _timed(self) -> Any:
         self._synchronize()
@@ -492,7 +527,9 @@ class FirstCalls:
 
 
 def _shapes(inputs: Any) -> list[str]:
-    return [in_words(each) for each in (inputs if isinstance(inputs, Calls) else (inputs,))]
+    return [
+        in_words(each) for each in (inputs if isinstance(inputs, Calls) else (inputs,))
+    ]
 
 
 class ReferenceWork:

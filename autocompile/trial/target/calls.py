@@ -75,7 +75,9 @@ def each_call(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     def check_all(expected: Any, actual: Any) -> Any:
         answers = [check(*pair) for pair in zip(expected, actual, strict=True)]
-        return next((answer for answer in answers if answer is not None and not answer), None)
+        return next(
+            (answer for answer in answers if answer is not None and not answer), None
+        )
 
     return check_all
 
@@ -90,7 +92,9 @@ def from_file(recorded: RecordedCalls) -> Calls:
     def inputs(call: Mapping[str, Any]) -> Any:
         args = [_value(x, f"argument {n}") for n, x in enumerate(call["args"])]
         named = {name: _value(x, name) for name, x in call["kwargs"].items()}
-        return Arguments((tuple(args), named)) if args and named else named or tuple(args)
+        return (
+            Arguments((tuple(args), named)) if args and named else named or tuple(args)
+        )
 
     return Calls(map(inputs, recorded))
 
@@ -149,7 +153,9 @@ def shape_of(inputs: Any) -> tuple[Any, ...]:
 
 def in_words(inputs: Any) -> str:
     """The shapes of one call, such as ``8×128``; of its first tensors where there are many."""
-    shapes = ["×".join(map(str, x.shape)) or "()" for x in tensors_by_path(inputs).values()]
+    shapes = [
+        "×".join(map(str, x.shape)) or "()" for x in tensors_by_path(inputs).values()
+    ]
     distinct = [*dict.fromkeys(shapes)]
     return ", ".join(distinct[:3]) + (" …" if len(distinct) > 3 else "") or "no tensor"
 
@@ -174,11 +180,15 @@ def between(calls: Sequence[Any]) -> Any | None:
     sizes = _differing(tensors)
     if not sizes:
         return None
-    largest = max(range(len(calls)), key=lambda n: sum(x.numel() for x in tensors[n].values()))
+    largest = max(
+        range(len(calls)), key=lambda n: sum(x.numel() for x in tensors[n].values())
+    )
     shorter: dict[str, list[tuple[int, int]]] = {}
     for seen, axes in sizes.items():
         middle = (min(seen) + seen[largest]) // 2
-        free = [n for n in range(2, seen[largest]) if n not in seen]  # 0 and 1 are constants
+        free = [
+            n for n in range(2, seen[largest]) if n not in seen
+        ]  # 0 and 1 are constants
         if not free:
             return None
         size = min(free, key=lambda n: abs(n - middle))
@@ -189,7 +199,9 @@ def between(calls: Sequence[Any]) -> Any | None:
     def shortened(x: Any) -> Any:
         for axis, size in shorter.get(paths.get(id(x), ""), ()):
             x = x.narrow(axis, 0, size)
-        return x.detach().clone().requires_grad_(x.requires_grad) if id(x) in paths else x
+        return (
+            x.detach().clone().requires_grad_(x.requires_grad) if id(x) in paths else x
+        )
 
     return pytree.tree_map(shortened, calls[largest])
 
@@ -211,7 +223,9 @@ def _differing(
     """
     first = tensors[0]
     everywhere = [
-        k for k, x in first.items() if all(k in t and t[k].dim() == x.dim() for t in tensors)
+        k
+        for k, x in first.items()
+        if all(k in t and t[k].dim() == x.dim() for t in tensors)
     ]
     sizes: dict[tuple[int, ...], list[tuple[Any, int]]] = {}
     for key, axis in _axes({key: first[key] for key in everywhere}):
@@ -249,7 +263,9 @@ def buckets(
     groups = _differing([_arguments(inputs, names) for inputs in calls])
     if not padding or not groups:
         return []
-    inputs = pytree.tree_map(lambda x: x, by_name(calls[0], names))  # its dict stays as it is
+    inputs = pytree.tree_map(
+        lambda x: x, by_name(calls[0], names)
+    )  # its dict stays as it is
     before = _arguments(inputs, names)
     wanted = 1 + max(n for x in before.values() for n in x.shape)
     asked = f"pad(inputs, {wanted}) of the target"
@@ -269,7 +285,10 @@ def buckets(
         what = f"{asked} gives no tensor of size {wanted} along an axis that differs between calls"
         raise TargetError(what, gives, hint=hint)
     argument, axis, sizes = found[0]
-    powers = [1 << n for n in range((sizes[0] - 1).bit_length(), (sizes[-1] - 1).bit_length() + 1)]
+    powers = [
+        1 << n
+        for n in range((sizes[0] - 1).bit_length(), (sizes[-1] - 1).bit_length() + 1)
+    ]
     quantiles = sorted(
         {sizes[-(-len(sizes) * n // _QUANTILES) - 1] for n in range(1, 1 + _QUANTILES)}
     )
@@ -294,5 +313,7 @@ def _arguments(inputs: Any, names: Sequence[str]) -> dict[Any, torch.Tensor]:
         inputs = dict(enumerate(inputs))
     elif not isinstance(inputs, dict):
         inputs = {None: inputs}
-    named = {k: x for k, x in inputs.items() if not isinstance(k, str) or k.isidentifier()}
+    named = {
+        k: x for k, x in inputs.items() if not isinstance(k, str) or k.isidentifier()
+    }
     return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}

@@ -28,10 +28,20 @@ from autocompile.trial.target.target import Target, sum_of_floats
 
 # Of an input the number of values of whole numbers, else 0, and the shape of one sample.
 _Shape = tuple[int, tuple[int, ...]]
-_TOKENS, _SAMPLES, _PIXELS, _LATENTS = 128, 16_000, 224, 32  # where a library says nothing
+_TOKENS, _SAMPLES, _PIXELS, _LATENTS = (
+    128,
+    16_000,
+    224,
+    32,
+)  # where a library says nothing
 _FRAMES = 16  # of torchvision's models of videos
 _WORDS = 77  # of a prompt, as CLIP's text model gives them
-_WIDTHS = ("encoder_hid_dim", "joint_attention_dim", "caption_channels", "cross_attention_dim")
+_WIDTHS = (
+    "encoder_hid_dim",
+    "joint_attention_dim",
+    "caption_channels",
+    "cross_attention_dim",
+)
 _PRIVATE = re.compile(r"\b_|pretrained|weights|checkpoint_path")
 _GET = {"transformers": "'torch-autocompile[transformers]'"}
 
@@ -51,14 +61,20 @@ class _Made:
         for name, (values, shape) in shapes.items():
             size = (batch_size or 1, *shape)
             made[name] = torch.randint(values, size) if values else torch.randn(size)
-        return {**made, **(self.flags if trains else {})} if self.by_name else (*made.values(),)
+        return (
+            {**made, **(self.flags if trains else {})}
+            if self.by_name
+            else (*made.values(),)
+        )
 
 
 def import_library(spec: str) -> ModuleType:
     """A module in the place of a target's file; ``library`` in it is kept off the network."""
     name, _, _ = library_model(spec) or ("", "", {})
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    if hub := sys.modules.get("huggingface_hub.constants"):  # a fork server has imported it
+    if hub := sys.modules.get(
+        "huggingface_hub.constants"
+    ):  # a fork server has imported it
         vars(hub)["HF_HUB_OFFLINE"] = True
     module = ModuleType(name)
     try:
@@ -72,9 +88,13 @@ def build_library(spec: str, library: Any) -> Target:
     """The target of a spec as :func:`library_model` splits it."""
     name, model, texts = library_model(spec) or ("", "", {})
     options = {key: _value(text) for key, text in texts.items()}
-    if private := [key for key in options if _PRIVATE.search(key)]:  # the spec may be others'
+    if private := [
+        key for key in options if _PRIVATE.search(key)
+    ]:  # the spec may be others'
         what = f"{spec}: {private[0]} is about files or weights, and a model by name has none"
-        raise TargetError(what, hint=f"leave {private[0]} out, or write a file with get_model()")
+        raise TargetError(
+            what, hint=f"leave {private[0]} out, or write a file with get_model()"
+        )
     try:
         made = _MAKERS[name](spec, library, model, options)
     except Exception as error:
@@ -87,11 +107,17 @@ def build_library(spec: str, library: Any) -> Target:
     shown = ", ".join(f"{n} {list(shape)}" for n, (_, shape) in made.shapes.items())
     target.choices["model"] = f"{name} {version}, with random weights"
     target.sha256 = hashlib.sha256(target.choices["model"].encode()).hexdigest()
-    target.choices["inputs"] = f"random, as {name} says of the model: {shown} in each sample"
+    target.choices["inputs"] = (
+        f"random, as {name} says of the model: {shown} in each sample"
+    )
     if made.labels or made.flags:
-        target.phase_inputs[phases.TRAIN_STEP] = lambda size: made.inputs(size, trains=True)
+        target.phase_inputs[phases.TRAIN_STEP] = lambda size: made.inputs(
+            size, trains=True
+        )
         target.loss = _own_loss
-        target.choices["loss"] = "the model's own where a call has labels, which are random"
+        target.choices["loss"] = (
+            "the model's own where a call has labels, which are random"
+        )
     return target
 
 
@@ -134,7 +160,9 @@ def _value(text: str) -> Any:
     if "," in text:
         return [_value(each) for each in text.split(",") if each]
     try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+        return json.loads(
+            {"True": "true", "False": "false", "None": "null"}.get(text, text)
+        )
     except ValueError:
         return text
 
@@ -154,7 +182,11 @@ def _not_loaded(library: str, error: BaseException) -> TargetError:
     root = error  # such as a missing package, which a library wraps in words of its own
     while root.__cause__:
         root = root.__cause__
-    missing = (root.name or "").partition(".")[0] if isinstance(root, ModuleNotFoundError) else ""
+    missing = (
+        (root.name or "").partition(".")[0]
+        if isinstance(root, ModuleNotFoundError)
+        else ""
+    )
     is_missing = missing == library
     details = [] if is_missing else [first_words(root)]
     hint = f"python -c 'import {library}'"
@@ -164,7 +196,9 @@ def _not_loaded(library: str, error: BaseException) -> TargetError:
         both = f"torch here is {torch.__version__}: torchvision has to be from the same index"
         details.append(f"{both}, since PyPI's does not fit other builds of torch")
         index = torch.__version__.partition("+")[2]
-        place = f" --index-url https://download.pytorch.org/whl/{index}" if index else ""
+        place = (
+            f" --index-url https://download.pytorch.org/whl/{index}" if index else ""
+        )
         hint = f"pip install torch torchvision{place}"
     what = f"is not installed for {sys.executable}" if is_missing else "does not load"
     return TargetError(f"{library} {what}", *details, hint=hint)
@@ -197,7 +231,9 @@ def _class_of(library: Any, model: str) -> Any:
 
 def _timm(spec: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
     names = timm.list_models()
-    if model.split(".")[0] not in names:  # after a dot: which weights, whose inputs are taken
+    if (
+        model.split(".")[0] not in names
+    ):  # after a dot: which weights, whose inputs are taken
         raise _unknown("timm has no model", model, names, spec)
     made = timm.create_model(model, pretrained=False, **options)
     channels, *sides = made.default_cfg["input_size"]
@@ -225,7 +261,9 @@ def _torchvision(spec: str, _: Any, model: str, options: dict[str, Any]) -> _Mad
     return _Made(made, {"x": (0, shape)}, by_name=False)
 
 
-def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) -> _Made:
+def _transformers(
+    spec: str, library: Any, model: str, options: dict[str, Any]
+) -> _Made:
     known = importlib.import_module("transformers.models.auto.configuration_auto")
     if model in known.CONFIG_MAPPING_NAMES:
         kind, make = known.CONFIG_MAPPING[model], library.AutoModel.from_config
@@ -233,21 +271,32 @@ def _transformers(spec: str, library: Any, model: str, options: dict[str, Any]) 
         kind = make.config_class
     else:
         tables = vars(importlib.import_module("transformers.models.auto.modeling_auto"))
-        rows = (row.values() for n, row in tables.items() if n.endswith("_MAPPING_NAMES"))
-        names = {*known.CONFIG_MAPPING_NAMES, *(x for row in rows for x in row if type(x) is str)}
+        rows = (
+            row.values() for n, row in tables.items() if n.endswith("_MAPPING_NAMES")
+        )
+        names = {
+            *known.CONFIG_MAPPING_NAMES,
+            *(x for row in rows for x in row if type(x) is str),
+        }
         raise _unknown("transformers has no model", model, names, spec)
     length = options.pop("length", 0)
     config = _config(spec, kind, options)
     return _fed(spec, make(config), config, length)
 
 
-_OF_A_PART = re.compile(r"(\w+_)?(en|de)coder_(num_hidden_)?layers|num_(en|de)coder_layers")
+_OF_A_PART = re.compile(
+    r"(\w+_)?(en|de)coder_(num_hidden_)?layers|num_(en|de)coder_layers"
+)
 
 
 def _counts_of_layers(config: Any) -> list[str]:
     known = config.to_dict() if hasattr(config, "to_dict") else {}
-    found = [n for n, v in known.items() if _OF_A_PART.fullmatch(n) and isinstance(v, int)]
-    whole = [] if "num_encoder_layers" in found else ["num_hidden_layers"]  # ProphetNet's raises
+    found = [
+        n for n, v in known.items() if _OF_A_PART.fullmatch(n) and isinstance(v, int)
+    ]
+    whole = (
+        [] if "num_encoder_layers" in found else ["num_hidden_layers"]
+    )  # ProphetNet's raises
     return [*(n for n in whole if hasattr(config, n)), *found]
 
 
@@ -265,7 +314,9 @@ def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
             raise TargetError(what, hint=f"?depths={','.join('1' * len(stages))}")
         every = _counts_of_layers(usual)
         for part in usual.sub_configs if "num_hidden_layers" not in every else ():
-            every += [f"{part}.{n}" for n in _counts_of_layers(getattr(usual, part, None))]
+            every += [
+                f"{part}.{n}" for n in _counts_of_layers(getattr(usual, part, None))
+            ]
         given = {**dict.fromkeys(every or ["layers"], layers), **given}
     if hasattr(usual, "use_cache"):
         given.setdefault("use_cache", False)  # a call alone has no use for a cache
@@ -285,20 +336,30 @@ def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
         part, _, key = path.rpartition(".")
         now = getattr(getattr(config, part) if part else config, key)
         if (list(now) if isinstance(now, tuple) else now) != value:
-            raise TargetError(f"{kind.__name__} computes {path} itself: {now}, not {value}")
+            raise TargetError(
+                f"{kind.__name__} computes {path} itself: {now}, not {value}"
+            )
     return config
 
 
 def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
     """A model of transformers with inputs and labels, by its main input and its config."""
-    parameters, main = inspect.signature(model.forward).parameters, model.main_input_name
+    parameters, main = (
+        inspect.signature(model.forward).parameters,
+        model.main_input_name,
+    )
     text, sights = config.get_text_config(), getattr(config, "vision_config", config)
-    vocabulary, most = (getattr(text, n, 0) or 0 for n in ("vocab_size", "max_position_embeddings"))
+    vocabulary, most = (
+        getattr(text, n, 0) or 0 for n in ("vocab_size", "max_position_embeddings")
+    )
     if 0 < most < length:
         what = f"{spec}: the model takes {most} tokens at most, not {length}"
         raise TargetError(what, hint=f"?length={most}")
     tokens = length or (min(_TOKENS, most) if most > 0 else _TOKENS)
-    sides, mels = _pair(getattr(sights, "image_size", _PIXELS)), getattr(config, "num_mel_bins", 0)
+    sides, mels = (
+        _pair(getattr(sights, "image_size", _PIXELS)),
+        getattr(config, "num_mel_bins", 0),
+    )
     frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
     pixels = (*frames, getattr(sights, "num_channels", 3), *sides)
     known: dict[str, _Shape] = {"pixel_values": (0, pixels)}
@@ -306,14 +367,21 @@ def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
     if vocabulary:
         known["input_ids"] = vocabulary, (tokens,)
     if mels and hasattr(config, "max_source_positions"):
-        known["input_features"] = 0, (mels, 2 * config.max_source_positions)  # Whisper halves it
+        known["input_features"] = (
+            0,
+            (mels, 2 * config.max_source_positions),
+        )  # Whisper halves it
     for name, x in model.dummy_inputs.items():
         values = 0 if x.is_floating_point() else int(x.max()) + 1
         known.setdefault(name, (values, tuple(x.shape[1:])))
     if main not in known:
-        raise _by_hand(spec, "takes what its config does not tell", f"its main input is {main}")
+        raise _by_hand(
+            spec, "takes what its config does not tell", f"its main input is {main}"
+        )
     shapes = {main: known[main]}
-    takes_tokens = any(hasattr(config, n) for n in ("image_token_id", "image_token_index"))
+    takes_tokens = any(
+        hasattr(config, n) for n in ("image_token_id", "image_token_index")
+    )
     if "pixel_values" in parameters and sights is not config and not takes_tokens:
         shapes["pixel_values"] = known["pixel_values"]
     if config.is_encoder_decoder and "decoder_input_ids" in parameters:
@@ -322,16 +390,22 @@ def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
     name = type(model).__name__
     if name.endswith("ForMultipleChoice"):
         shapes = {n: (values, (2, *shape)) for n, (values, shape) in shapes.items()}
-    every = _labels_of(name, vocabulary, tokens, getattr(config, "num_labels", 2), sides)
+    every = _labels_of(
+        name, vocabulary, tokens, getattr(config, "num_labels", 2), sides
+    )
     labels = {n: shape for n, shape in every.items() if n in parameters}
     flags = {"return_loss": True} if "return_loss" in parameters else {}
     return _Made(model, shapes, labels, flags)
 
 
-def _labels_of(name: str, words: int, tokens: int, classes: int, sides: Any) -> dict[str, _Shape]:
+def _labels_of(
+    name: str, words: int, tokens: int, classes: int, sides: Any
+) -> dict[str, _Shape]:
     """What a class compares its outputs with, which its name tells."""
     ends: dict[str, dict[str, _Shape]] = {
-        "ForQuestionAnswering": dict.fromkeys(("start_positions", "end_positions"), (tokens, ())),
+        "ForQuestionAnswering": dict.fromkeys(
+            ("start_positions", "end_positions"), (tokens, ())
+        ),
         "ForMultipleChoice": {"labels": (2, ())},
         "ForNextSentencePrediction": {"labels": (2, ())},
         "ForTokenClassification": {"labels": (classes, (tokens,))},
@@ -343,7 +417,12 @@ def _labels_of(name: str, words: int, tokens: int, classes: int, sides: Any) -> 
             **dict.fromkeys(("next_sentence_label", "sentence_order_label"), (2, ())),
         },
     }
-    for end in ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+    for end in (
+        "ForMaskedLM",
+        "ForCausalLM",
+        "LMHeadModel",
+        "ForConditionalGeneration",
+    ):
         ends[end] = {"labels": (words, (tokens,))}
     return next((labels for end, labels in ends.items() if name.endswith(end)), {})
 
@@ -362,15 +441,24 @@ def _diffusers(spec: str, library: Any, model: str, options: dict[str, Any]) -> 
         options[key] = tuple(value) if isinstance(value, list) else value
     made = cls(**options)
     config = dict(made.config)
-    sides = _pair(size or config.get("sample_size") or _LATENTS)[: 1 if "1D" in model else 2]
-    width = next((config[n] for n in _WIDTHS if config.get(n)), 0)  # or one of each block
+    sides = _pair(size or config.get("sample_size") or _LATENTS)[
+        : 1 if "1D" in model else 2
+    ]
+    width = next(
+        (config[n] for n in _WIDTHS if config.get(n)), 0
+    )  # or one of each block
     classes = config.get("num_class_embeds") or config.get("num_embeds_ada_norm") or 0
     halvings = max(len(config.get("conditioning_embedding_out_channels") or ()) - 1, 0)
     seen = (config.get("conditioning_channels"), *(x << halvings for x in sides))
     known: dict[str, tuple[int, tuple[Any, ...]]] = {
-        **dict.fromkeys(("sample", "hidden_states"), (0, (config.get("in_channels"), *sides))),
+        **dict.fromkeys(
+            ("sample", "hidden_states"), (0, (config.get("in_channels"), *sides))
+        ),
         "timestep": (config.get("num_train_timesteps") or 1000, ()),
-        "encoder_hidden_states": (0, (_WORDS, width if isinstance(width, int) else width[0])),
+        "encoder_hidden_states": (
+            0,
+            (_WORDS, width if isinstance(width, int) else width[0]),
+        ),
         "pooled_projections": (0, (config.get("pooled_projection_dim"),)),
         "class_labels": (classes, () if classes else (0,)),
         "controlnet_cond": (0, seen),

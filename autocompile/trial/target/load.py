@@ -48,7 +48,9 @@ def import_target(spec: str) -> ModuleType:
         sys.path.append(os.getcwd())
         return importlib.import_module(place)
     path = Path(place).resolve()
-    sys.path.insert(0, str(path.parent))  # as for a script: it may import files next to it
+    sys.path.insert(
+        0, str(path.parent)
+    )  # as for a script: it may import files next to it
     spec_of_file = importlib.util.spec_from_file_location(path.stem, path)
     if spec_of_file is None or spec_of_file.loader is None:
         raise TargetError(f"{place} is not a Python file")
@@ -88,8 +90,12 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     _demand_eager(target.model, place)
     _fill_lazy(target)
     target.rebuild = lambda: build(spec, module).model
-    with contextlib.suppress(OSError, TypeError, AttributeError):  # a library has no file
-        target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    with contextlib.suppress(
+        OSError, TypeError, AttributeError
+    ):  # a library has no file
+        target.sha256 = hashlib.sha256(
+            Path(str(module.__file__)).read_bytes()
+        ).hexdigest()
     return target
 
 
@@ -127,7 +133,10 @@ def _names(module: ModuleType) -> list[str]:
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and (isinstance(value, nn.Module) or getattr(value, "__module__", "") == module.__name__)
+        and (
+            isinstance(value, nn.Module)
+            or getattr(value, "__module__", "") == module.__name__
+        )
     ]
 
 
@@ -135,13 +144,17 @@ def _from_module(module: ModuleType, place: str) -> Target:
     if hasattr(module, "get_model"):
         return _from_object(module.get_model, module, place)
     if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
-        return _plain("KernelBench", module.Model(*module.get_init_inputs()), module, place)
+        return _plain(
+            "KernelBench", module.Model(*module.get_init_inputs()), module, place
+        )
     names = _names(module)
     guesses = [name for name in names if name not in (*_BESIDE, *_PADDING)]
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {', '.join(names) or 'nothing'}",
-        hint=f"autocompile tune {place}:{guesses[0]}" if guesses else "autocompile init model.py",
+        hint=f"autocompile tune {place}:{guesses[0]}"
+        if guesses
+        else "autocompile init model.py",
     )
 
 
@@ -189,7 +202,10 @@ def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target
         )
     target = Target(kind, model, lambda _: copy.deepcopy(example))
     if example is not None:
-        target.fixed_batch, target.choices["inputs"] = True, "example_input_array of the model"
+        target.fixed_batch, target.choices["inputs"] = (
+            True,
+            "example_input_array of the model",
+        )
     return _with_user_functions(target, module)
 
 
@@ -204,21 +220,23 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
     if hasattr(module, "get_inputs"):
         function = module.get_inputs
         fixed = target.fixed_batch = not inspect.signature(function).parameters
-        target.make_inputs = lambda batch_size: function() if fixed else function(batch_size)
+        target.make_inputs = lambda batch_size: (
+            function() if fixed else function(batch_size)
+        )
         for phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP):
             target.phase_inputs.pop(phase, None)
         target.choices["inputs"] = "get_inputs() of the target"
     if hasattr(module, "get_calls"):
         if target.is_rl:
-            what = (
-                "get_calls() is for a plain model: RLlib's config says how its modules are called"
-            )
+            what = "get_calls() is for a plain model: RLlib's config says how its modules are called"
             raise TargetError(what)
         get_calls, target.fixed_batch = module.get_calls, True
         target.phase_inputs.clear()
         target.make_inputs = lambda _: from_function(get_calls, str(module.__name__))
         is_file = isinstance(get_calls, functools.partial)
-        target.choices["inputs"] = "the file of calls" if is_file else "get_calls() of the target"
+        target.choices["inputs"] = (
+            "the file of calls" if is_file else "get_calls() of the target"
+        )
         target.padding = _padding(module)
         if target.padding:
             words = " and ".join(f"{name}()" for name in target.padding)
@@ -239,6 +257,10 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
     if hasattr(module, "check") and not _why_not_callable(module.check, None, None):
         target.check = module.check
         target.choices["comparison"] = "check() of the target"
-    elif hasattr(module, "check") and hasattr(module, "get_model"):  # else it is unrelated
-        raise TargetError("the target's check() cannot be called as check(expected, actual)")
+    elif hasattr(module, "check") and hasattr(
+        module, "get_model"
+    ):  # else it is unrelated
+        raise TargetError(
+            "the target's check() cannot be called as check(expected, actual)"
+        )
     return target

@@ -17,10 +17,14 @@ _CALLS = 8  # of which one has to call the model: the first may only collect
 Step = Callable[[Any], Any]
 
 
-def maker_of(get_step: Callable[..., Any], place: str) -> tuple[Callable[..., Step], bool]:
+def maker_of(
+    get_step: Callable[..., Any], place: str
+) -> tuple[Callable[..., Step], bool]:
     """``get_step`` as a function of a model and an optimizer, and whether it trains."""
     names = inspect.signature(get_step).parameters
-    needed = [p for p in names.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    needed = [
+        p for p in names.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
     trains = "optimizer" in names or len(needed) > 1
 
     def make(model: torch.nn.Module, optimizer: Any) -> Step:
@@ -48,7 +52,10 @@ def maker_of(get_step: Callable[..., Any], place: str) -> tuple[Callable[..., St
 def demand_calls(model: torch.nn.Module, run: Callable[[], Any]) -> Any:
     """Make calls of a step; a TargetError if they call no part of the model that it was given."""
     called: list[torch.nn.Module] = []
-    hooks = [m.register_forward_pre_hook(lambda m, _: called.append(m)) for m in model.modules()]
+    hooks = [
+        m.register_forward_pre_hook(lambda m, _: called.append(m))
+        for m in model.modules()
+    ]
     try:
         for _ in range(_CALLS):
             result = run()

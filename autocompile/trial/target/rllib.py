@@ -67,7 +67,9 @@ def _from_config(config: Any) -> Target:
     target = _target("AlgorithmConfig", module, config)
     # Env runners build the module without the learner's parts (PPO's value head and encoder). With
     # them, eager exploration would do work that compiling removes, which inflates speed-ups.
-    target.inference_model = observations.module_spec(config, inference_only=True).build()
+    target.inference_model = observations.module_spec(
+        config, inference_only=True
+    ).build()
     target.choices["exploration"] = "the inference-only module that env runners build"
     target.algorithm = f"{type(config).__module__}:{type(config).__qualname__}"
     lr = config.lr
@@ -87,7 +89,9 @@ def _from_config(config: Any) -> Target:
     if config.enable_rl_module_and_learner:
         target.make_learner = lambda model: Updates(config, model)
         if config.minibatch_size or getattr(config, "replay_buffer_config", None):
-            target.phase_inputs[LEARNER_UPDATE] = lambda c: minibatch(config, module, c or rows)
+            target.phase_inputs[LEARNER_UPDATE] = lambda c: minibatch(
+                config, module, c or rows
+            )
         else:
             _take_whole_batches(config, module, rows, target)
     return target
@@ -101,14 +105,18 @@ def _take_whole_batches(config: Any, module: Any, rows: int, target: Target) -> 
     have their size, since ``MiniBatchCyclicIterator`` begins anew where the batch ends: there is no
     smaller last one. Nor is there in a sample of a replay buffer.
     """
-    target.own_batch_size[LEARNER_UPDATE] = rows * _SIZES  # as of each workload, of a pass
+    target.own_batch_size[LEARNER_UPDATE] = (
+        rows * _SIZES
+    )  # as of each workload, of a pass
 
     def make_calls(count: int | None) -> Calls:
         steps = max(2, (count or rows * _SIZES) // _SIZES)
         return Calls(minibatch(config, module, steps, n) for n in range(1, _SIZES + 1))
 
     target.phase_inputs[LEARNER_UPDATE] = make_calls
-    target.choices["updates"] = "whole train batches, whose rows differ with the episodes in them"
+    target.choices["updates"] = (
+        "whole train batches, whose rows differ with the episodes in them"
+    )
 
 
 def _take_evaluation(config: Any, envs: int, target: Target) -> None:
@@ -152,7 +160,9 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
     """
     try:
         length = int(config.get_rollout_fragment_length())
-        samples = math.ceil(config.total_train_batch_size / (config.num_env_runners or 1))
+        samples = math.ceil(
+            config.total_train_batch_size / (config.num_env_runners or 1)
+        )
     except Exception:  # an incomplete config
         return
     target.calls_per_update = {FORWARD_EXPLORATION: length}
@@ -168,7 +178,11 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
 def _take_threads(config: Any, target: Target) -> None:
     """Phases are measured with the threads of the remote actors that run them."""
     actors = {
-        "worker": ("env runner", config.num_env_runners, config.num_cpus_per_env_runner),
+        "worker": (
+            "env runner",
+            config.num_env_runners,
+            config.num_cpus_per_env_runner,
+        ),
         "learner": ("learner", config.num_learners, config.num_cpus_per_learner),
     }
     for role, (name, remote, cpus) in actors.items():
@@ -176,10 +190,14 @@ def _take_threads(config: Any, target: Target) -> None:
         _take_threads_of(name, remote, cpus, its_phases, target)
 
 
-def _take_threads_of(name: str, remote: int, cpus: Any, phases: list[str], target: Target) -> None:
+def _take_threads_of(
+    name: str, remote: int, cpus: Any, phases: list[str], target: Target
+) -> None:
     """Ray sets OMP_NUM_THREADS of remote actors to their whole CPUs, at least 1, if not set."""
     if remote and "OMP_NUM_THREADS" not in os.environ:
-        count = max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1  # or "auto"
+        count = (
+            max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1
+        )  # or "auto"
         target.threads |= dict.fromkeys(phases, count)
         words = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
         target.choices[f"{name}s"] = words
@@ -198,7 +216,9 @@ def _target(kind: str, module: Any, config: Any = None) -> Target:
         )
 
     target = Target(kind, module, make_inputs, is_rl=True)
-    target.phase_inputs = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP), make_training_inputs)
+    target.phase_inputs = dict.fromkeys(
+        (FORWARD_TRAIN, TRAIN_STEP), make_training_inputs
+    )
     if isinstance(module, TargetNetworkAPI) and not module.inference_only:
         target.training_model = training_model = copy.deepcopy(module)
         training_model.make_target_networks()  # as a Learner does
@@ -226,8 +246,12 @@ class Updates:
         self.optimizers = list(self.learner._named_optimizers.values())
         names = {id(p): name for name, p in module.named_parameters()}
         trained = self.learner._params.values()
-        self.parameters = {names.get(id(p), f"learner.{i}"): p for i, p in enumerate(trained)}
-        self._batches: dict[int, tuple[Any, dict[str, SampleBatch]]] = {}  # and what each is of
+        self.parameters = {
+            names.get(id(p), f"learner.{i}"): p for i, p in enumerate(trained)
+        }
+        self._batches: dict[
+            int, tuple[Any, dict[str, SampleBatch]]
+        ] = {}  # and what each is of
 
     def update(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Losses, gradients and optimizer steps on a :func:`minibatch`; the loss by module."""
@@ -238,12 +262,16 @@ class Updates:
             self._batches[id(batch)] = batch, made  # kept, so that no other has its id
         _, of_rllib = self._batches[id(batch)]
         for columns in of_rllib.values():
-            columns.accessed_keys = set()  # as in a new minibatch: Dynamo guards on them
+            columns.accessed_keys = (
+                set()
+            )  # as in a new minibatch: Dynamo guards on them
         _, losses, _ = self.learner._update(of_rllib)
         return {name: loss.detach() for name, loss in losses.items()}
 
 
-def minibatch(config: Any, module: Any, count: int, parts: int = 1) -> dict[str, dict[str, Any]]:
+def minibatch(
+    config: Any, module: Any, count: int, parts: int = 1
+) -> dict[str, dict[str, Any]]:
     """A minibatch of episodes with random observations and rewards: columns by module.
 
     An env runner samples the episodes with the module's weights. They pass through the algorithm's
@@ -266,14 +294,21 @@ def _episodes(config: Any, module: Any, count: int, parts: int = 1) -> list[Any]
     """Whole episodes with at least ``count`` steps in all, of a rollout fragment or parts of it."""
     length = _OF_A_BUFFER
     if not getattr(config, "replay_buffer_config", None):
-        length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
+        length = min(
+            int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2))
+        )
     local = _in_this_process(config)
     local.callbacks_class = RLlibCallback
     for name in [name for name in vars(local) if name.startswith("callbacks_on_")]:
         setattr(local, name, None)
-    spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
+    spaces = {
+        "observation_space": config.observation_space,
+        "action_space": config.action_space,
+    }
     of_each = math.ceil(length / parts)
-    local.environment(env=observations.MadeUpEnv, env_config={**spaces, "length": of_each})
+    local.environment(
+        env=observations.MadeUpEnv, env_config={**spaces, "length": of_each}
+    )
     environments = math.ceil(count / length)
     local.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
     local.gym_env_vectorize_mode = "sync"

@@ -7,7 +7,9 @@ import torch
 
 def get_model() -> torch.nn.Module:
     """Two linear layers with a ReLU between them."""
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    return torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+    )
 
 
 def get_inputs(batch_size: int) -> tuple[torch.Tensor]:

@@ -21,7 +21,13 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.target.calls import Calls
 from autocompile.trial.target.own_step import optimizers_made
 from autocompile.trial.target.target import Target, call_model
-from autocompile.trial.verify.outputs import View, copies, copy_view, is_writable, pieces
+from autocompile.trial.verify.outputs import (
+    View,
+    copies,
+    copy_view,
+    is_writable,
+    pieces,
+)
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
@@ -37,23 +43,37 @@ class Side:
     grad: bool
     inputs: Any = None
     config: CompileConfig = EAGER
-    unit: Callable[[Any], Any] = lambda inputs: None  # what is done with the inputs of one call
-    is_timed: bool = False  # whether a pass of several calls drops their results, as a loop would
+    unit: Callable[[Any], Any] = lambda inputs: (
+        None
+    )  # what is done with the inputs of one call
+    is_timed: bool = (
+        False  # whether a pass of several calls drops their results, as a loop would
+    )
     # Of the result of ``call``, what is compared with the other side.
     view: Callable[[Any], View] = lambda output: {"outputs": output}
     held: Callable[[], Any] = lambda: None  # the tensors that calls change
     optimizers: list[Any] = field(default_factory=list)
-    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)  # that optimizers train
-    steps: dict[str, Any] = field(default_factory=dict)  # ``t``, which RLlib passes to exploration
+    parameters: Mapping[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # that optimizers train
+    steps: dict[str, Any] = field(
+        default_factory=dict
+    )  # ``t``, which RLlib passes to exploration
     forget: Callable[[], None] = lambda: None  # drops data that calls accumulate
-    process: Mapping[str, Any] = field(default_factory=dict)  # set while it runs, such as threads
+    process: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # set while it runs, such as threads
     # Makes the user's own step anew, so that it keeps nothing of the calls before.
     remake: Callable[[], None] = lambda: None
     # Parameters before a call whose updates are compared, not its gradients.
     before: list[torch.Tensor] | None = None
     # The state at the last ``keep``: values of tensors and plain numbers by name; of each optimizer
     # a state that has its form.
-    kept: tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]], list[Any]] = ({}, {}, [])
+    kept: tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]], list[Any]] = (
+        {},
+        {},
+        [],
+    )
 
     def __post_init__(self) -> None:
         # What is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
@@ -65,7 +85,9 @@ class Side:
         results = []
         for inputs in self.inputs:
             result = self.unit(inputs)
-            if not self.is_timed:  # copied, since the next call of a CUDA graph overwrites it
+            if (
+                not self.is_timed
+            ):  # copied, since the next call of a CUDA graph overwrites it
                 results.append(copy_view({"": result})[""])
         return results
 
@@ -90,7 +112,9 @@ class Side:
 
     def keep(self) -> None:
         numbers = {
-            name: {key: value for key, value in each.items() if type(value) in (int, float)}
+            name: {
+                key: value for key, value in each.items() if type(value) in (int, float)
+            }
             for name, each in self._dictionaries().items()
         }
         self.kept = {}, {}, []  # frees what was kept before
@@ -131,7 +155,11 @@ class Side:
     def _changing(self) -> dict[str, torch.Tensor]:
         """The tensors that calls change, by names that are the same on both sides."""
         leaves = pytree.tree_flatten_with_path(self.held())[0]
-        tensors = ((pytree.keystr(path), x) for path, x in leaves if isinstance(x, torch.Tensor))
+        tensors = (
+            (pytree.keystr(path), x)
+            for path, x in leaves
+            if isinstance(x, torch.Tensor)
+        )
         return {name: x for name, x in tensors if is_writable(x)}
 
     def _dictionaries(self) -> dict[str, dict[str, Any]]:
@@ -149,20 +177,30 @@ def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
     """The state of each parameter that has one, by its place in the groups."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
     return {
-        f"parameter {n}": optimizer.state[p] for n, p in enumerate(every) if p in optimizer.state
+        f"parameter {n}": optimizer.state[p]
+        for n, p in enumerate(every)
+        if p in optimizer.state
     }
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
     buffers = list(model.buffers())
-    known = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
-    values = (v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES)
+    known = {
+        x.untyped_storage().data_ptr()
+        for x in (*model.parameters(), *buffers)
+        if _has_one(x)
+    }
+    values = (
+        v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES
+    )
     leaves = pytree.tree_leaves(
         [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
     )
     plain = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and _has_one(x)}
-    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in known]
+    return buffers + [
+        x for x in plain.values() if x.untyped_storage().data_ptr() not in known
+    ]
 
 
 def _has_one(x: torch.Tensor) -> bool:
@@ -189,7 +227,9 @@ def random_states() -> list[bytes]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
     others = [random.getstate(), np.random.get_state()]
-    return [s.numpy().tobytes() for s in states] + [repr(state).encode() for state in others]
+    return [s.numpy().tobytes() for s in states] + [
+        repr(state).encode() for state in others
+    ]
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
@@ -237,7 +277,13 @@ def make_side(
     is_whole = is_whole or config.scope == "step"
     model = target.fresh_model(phase) if model is None else model
     usual = {"threads": target.threads[phase]} if phase in target.threads else {}
-    side = Side(model, phases.PHASES[phase].trains, inputs, config, process=usual | config.process)
+    side = Side(
+        model,
+        phases.PHASES[phase].trains,
+        inputs,
+        config,
+        process=usual | config.process,
+    )
     side.held = lambda: state_of(model)
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == phases.FORWARD:
@@ -255,7 +301,9 @@ def make_side(
         side.optimizers = updates.optimizers
         apply_config(model, phase, config, side.optimizers)
         side.unit = updates.update
-        side.forget = updates.learner.metrics.reset  # RLlib collects them until a result is made
+        side.forget = (
+            updates.learner.metrics.reset
+        )  # RLlib collects them until a result is made
         _compare_training(side, updates.parameters)
     elif phase == phases.INFERENCE_STEP:
         _take_own_step(target, side, model.eval(), phase, None, is_whole)
@@ -282,7 +330,12 @@ def make_side(
 
 
 def _take_own_step(
-    target: Target, side: Side, model: torch.nn.Module, phase: str, optimizer: Any, is_whole: bool
+    target: Target,
+    side: Side,
+    model: torch.nn.Module,
+    phase: str,
+    optimizer: Any,
+    is_whole: bool,
 ) -> None:
     """Let a side call the user's step, compiled as a whole or with a compiled model in it."""
     assert target.make_step
@@ -299,7 +352,9 @@ def _take_own_step(
     follow_step(side, phase, made)
 
 
-def follow_step(side: Side, phase: str, make: Callable[[], Callable[[Any], Any]]) -> None:
+def follow_step(
+    side: Side, phase: str, make: Callable[[], Callable[[Any], Any]]
+) -> None:
     """Let a side call a user's own step, and compare and set back what that changes.
 
     That is what it returns, buffers, and what it trains, also with optimizers that it has made.
@@ -312,7 +367,9 @@ def follow_step(side: Side, phase: str, make: Callable[[], Callable[[Any], Any]]
         side.optimizers = [*given, *made]
         if phase == phases.STEP:
             _compare_training(side, _trained(side), "outputs")
-            side.forget = functools.partial(_drop_gradients, side.optimizers, side.model)
+            side.forget = functools.partial(
+                _drop_gradients, side.optimizers, side.model
+            )
 
     if phase == phases.INFERENCE_STEP:
         side.view = lambda output: {
@@ -331,19 +388,27 @@ def _drop_gradients(optimizers: list[Any], model: torch.nn.Module) -> None:
 
 def _trained(side: Side) -> dict[str, torch.Tensor]:
     """Without those that nothing steps, whose gradients add up as the user's own code has it."""
-    groups = [group for optimizer in side.optimizers for group in optimizer.param_groups]
+    groups = [
+        group for optimizer in side.optimizers for group in optimizer.param_groups
+    ]
     steps = [p for group in groups for p in group["params"] if p.requires_grad]
     names = {id(p): name for name, p in side.model.named_parameters()}
-    return {names.get(id(p), f"parameter {n} of optimizers"): p for n, p in enumerate(steps)}
+    return {
+        names.get(id(p), f"parameter {n} of optimizers"): p for n, p in enumerate(steps)
+    }
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[Any], Any]:
     """The call that env runners and learners make; exploration gets the step count ``t``."""
     method = getattr(side.model, phase)
-    beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
+    beneath = inspect.signature(
+        getattr(type(side.model), f"_{phase}")
+    ).parameters.values()
     takes_steps = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
     if phase != phases.FORWARD_EXPLORATION or not takes_steps:
-        return lambda inputs: method(dict(inputs))  # a module may take things out of its batch
+        return lambda inputs: method(
+            dict(inputs)
+        )  # a module may take things out of its batch
     side.steps["t"] = _FIRST_STEP
 
     def explore(inputs: Any) -> Any:
@@ -360,7 +425,10 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As dense tensors, also those of tables that give sparse ones."""
     grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return {name: g.to_dense() if g.layout is not torch.strided else g for name, g in grads.items()}
+    return {
+        name: g.to_dense() if g.layout is not torch.strided else g
+        for name, g in grads.items()
+    }
 
 
 def _with_gradients(target: Target, side: Side, output: Any) -> View:
@@ -406,7 +474,9 @@ def _make_gradients(model: torch.nn.Module) -> None:
     """Random gradients, the same on both sides."""
     parameters = _parameters(model)
     if not parameters:
-        raise TargetError("the model has no parameters to train, so there is no optimizer step")
+        raise TargetError(
+            "the model has no parameters to train, so there is no optimizer step"
+        )
     generator = torch.Generator().manual_seed(0)
     for p in parameters.values():
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
@@ -418,7 +488,9 @@ def _training_step(target: Target, model: Any, optimizer: Any) -> Callable[[Any]
 
     def step(inputs: Any) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        output = model.forward_train(inputs) if target.is_rl else call_model(model, inputs)
+        output = (
+            model.forward_train(inputs) if target.is_rl else call_model(model, inputs)
+        )
         loss = target.loss(output, inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

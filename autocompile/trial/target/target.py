@@ -24,10 +24,14 @@ _Inputs = Callable[[int | None], Any]
 
 def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     """The default loss: the sum of all floating outputs, as in PyTorch's dynamo benchmarks."""
-    tensors = (x for x in result_tensors(output) if x.is_floating_point() and x.requires_grad)
+    tensors = (
+        x for x in result_tensors(output) if x.is_floating_point() and x.requires_grad
+    )
     floats = [x.sum().float() for x in tensors]
     if not floats:
-        raise TargetError("no output of the model depends on its parameters, so there is no loss")
+        raise TargetError(
+            "no output of the model depends on its parameters, so there is no loss"
+        )
     return torch.stack(floats).sum()
 
 
@@ -38,30 +42,50 @@ class Target:
     kind: str  # ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
     model: torch.nn.Module
     make_inputs: _Inputs  # of one batch; the argument is None for a fixed batch
-    make_optimizer: Callable[[torch.nn.Module], Any] = lambda m: torch.optim.Adam(m.parameters())
+    make_optimizer: Callable[[torch.nn.Module], Any] = lambda m: torch.optim.Adam(
+        m.parameters()
+    )
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
     # ``pad``, and ``unpad`` where there is one: the inputs and outputs of a call at another size.
     padding: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    phase_inputs: dict[str, _Inputs] = field(default_factory=dict)  # in place of ``make_inputs``
-    make_learner: Callable[[Any], Any] | None = None  # ``rllib.Updates`` of an AlgorithmConfig
+    phase_inputs: dict[str, _Inputs] = field(
+        default_factory=dict
+    )  # in place of ``make_inputs``
+    make_learner: Callable[[Any], Any] | None = (
+        None  # ``rllib.Updates`` of an AlgorithmConfig
+    )
     # Of the user's ``get_step``: from a model and an optimizer, and the phase that it gives.
     make_step: Callable[[torch.nn.Module, Any], Callable[[Any], Any]] | None = None
     own_phase: str = ""
     is_rl: bool = False
-    inference_model: torch.nn.Module | None = None  # of an env runner, where it is a smaller one
-    training_model: torch.nn.Module | None = None  # of ``forward_train``, where it is a larger one
+    inference_model: torch.nn.Module | None = (
+        None  # of an env runner, where it is a smaller one
+    )
+    training_model: torch.nn.Module | None = (
+        None  # of ``forward_train``, where it is a larger one
+    )
     fixed_batch: bool = False
-    own_batch_size: dict[str, int] = field(default_factory=dict)  # by phase, in the user's config
+    own_batch_size: dict[str, int] = field(
+        default_factory=dict
+    )  # by phase, in the user's config
     # Between two changes of the weights, by phase: calls, or rows where their number is fixed.
     calls_per_update: dict[str, int] = field(default_factory=dict)
     samples_per_update: dict[str, int] = field(default_factory=dict)
-    threads: dict[str, int] = field(default_factory=dict)  # where a phase's process has others
+    threads: dict[str, int] = field(
+        default_factory=dict
+    )  # where a phase's process has others
     algorithm: str | None = None  # ``module:Class`` of an AlgorithmConfig
-    explain: Callable[[Exception], Exception] | None = None  # an error of a call in eager mode
-    choices: dict[str, str] = field(default_factory=dict)  # the source of each, in words
+    explain: Callable[[Exception], Exception] | None = (
+        None  # an error of a call in eager mode
+    )
+    choices: dict[str, str] = field(
+        default_factory=dict
+    )  # the source of each, in words
     sha256: str | None = None
-    rebuild: Callable[[], torch.nn.Module] | None = None  # builds ``model`` anew if it can
+    rebuild: Callable[[], torch.nn.Module] | None = (
+        None  # builds ``model`` anew if it can
+    )
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def model_of(self, phase: str) -> torch.nn.Module:
@@ -71,22 +95,30 @@ class Target:
             return self.training_model
         return self.model
 
-    def fresh_model(self, phase: str, shares_parameters: bool = False) -> torch.nn.Module:
+    def fresh_model(
+        self, phase: str, shares_parameters: bool = False
+    ) -> torch.nn.Module:
         """A copy of a phase's model, or one built anew; untrained parameters may be shared."""
         model = self.model_of(phase)
         shares_parameters &= not phases.phase_of(phase).trains
-        memo: dict[int, Any] = {id(p): p for p in model.parameters() if shares_parameters}
+        memo: dict[int, Any] = {
+            id(p): p for p in model.parameters() if shares_parameters
+        }
         try:
             made = copy.deepcopy(model, memo)
             if all(p.is_leaf for p in made.parameters()):
                 return made
-            raise ValueError("parameters of the copy are none that an optimizer takes")  # torch.jit
+            raise ValueError(
+                "parameters of the copy are none that an optimizer takes"
+            )  # torch.jit
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             seed_everything(0)  # for what is in no state dict
             made = self.rebuild() if self.rebuild and model is self.model else model
-            if made is model or {*map(id, made.parameters())} & {*map(id, model.parameters())}:
+            if made is model or {*map(id, made.parameters())} & {
+                *map(id, model.parameters())
+            }:
                 raise TargetError(
                     "the model cannot be copied",
                     f"copy.deepcopy(model): {first_words(error)}",
@@ -128,7 +160,10 @@ class Target:
         forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
         if not any(p.requires_grad for p in self.model.parameters()):
             return (forward,)
-        return (forward, phases.LEARNER_UPDATE if self.make_learner else phases.OPTIMIZER_STEP)
+        return (
+            forward,
+            phases.LEARNER_UPDATE if self.make_learner else phases.OPTIMIZER_STEP,
+        )
 
 
 def seed_everything(seed: int) -> None:

@@ -23,10 +23,14 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.measure.timing import timer_of
 from autocompile.trial.target.load import import_target
 
-_MOST_WARM_UPS = 50  # iterations: with a replay buffer, learning begins after many random steps
+_MOST_WARM_UPS = (
+    50  # iterations: with a replay buffer, learning begins after many random steps
+)
 
 
-def compare_target(request: AlgorithmRequest, channel: Channel, result: AlgorithmResult) -> None:
+def compare_target(
+    request: AlgorithmRequest, channel: Channel, result: AlgorithmResult
+) -> None:
     """:func:`compare` for the configuration that a target names."""
     deadline, target = time.monotonic() + request.budget_s, request.header.target
     channel.step(Step.IMPORT)
@@ -57,7 +61,10 @@ def compare(
     algorithms: dict[str, Any] = {}
     with _ray_with_room(config), contextlib.ExitStack() as stack:
         note_step(Step.COMPILE)
-        for side, its_config in (("untouched", config), ("tuned", tuned(config, settings))):
+        for side, its_config in (
+            ("untouched", config),
+            ("tuned", tuned(config, settings)),
+        ):
             began = time.monotonic()
             algorithms[side] = _timed(its_config).build_algo()
             stack.callback(algorithms[side].stop)

@@ -31,7 +31,14 @@ from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory
 from autocompile.trial.measure.timing import block, timer_of
-from autocompile.trial.target.calls import Calls, buckets, in_words, kinds, marks, shape_of
+from autocompile.trial.target.calls import (
+    Calls,
+    buckets,
+    in_words,
+    kinds,
+    marks,
+    shape_of,
+)
 from autocompile.trial.target.own_step import demand_calls
 from autocompile.trial.target.sides import make_side, phases_of
 from autocompile.trial.target.target import Target, seed_everything
@@ -48,9 +55,13 @@ from autocompile.trial.verify.outputs import (
 )
 
 # Inputs whose lengths differ from call to call in most programs.
-_OF_SEQUENCES = frozenset({"input_ids", "attention_mask", "decoder_input_ids", "tokens"})
+_OF_SEQUENCES = frozenset(
+    {"input_ids", "attention_mask", "decoder_input_ids", "tokens"}
+)
 _MOST_APART = 0.05  # from eager's own results: more is no noise
-_LONGEST_UPDATE_S = 0.15  # of a learner, for a budget of minutes: a trial makes about a hundred
+_LONGEST_UPDATE_S = (
+    0.15  # of a learner, for a budget of minutes: a trial makes about a hundred
+)
 
 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
@@ -64,7 +75,9 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
                 why = _why_no_update(target, request.header.seed)
             if why:
                 phases[phases.index(LEARNER_UPDATE)] = OPTIMIZER_STEP
-                target.choices["phases"] = f"{OPTIMIZER_STEP} instead of {LEARNER_UPDATE}, {why}"
+                target.choices["phases"] = (
+                    f"{OPTIMIZER_STEP} instead of {LEARNER_UPDATE}, {why}"
+                )
         result.target = _describe(target, phases)
         channel.step(Step.EAGER)
         result.target["writes_buffers"] = {}
@@ -78,7 +91,9 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
                     raise
                 words = f"not tuned, since it fails in eager mode: {first_words(error)}"
                 result.target["choices"][phase] = words
-                result.target["phases"] = [p for p in result.target["phases"] if p != phase]
+                result.target["phases"] = [
+                    p for p in result.target["phases"] if p != phase
+                ]
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         if FORWARD in phases:
             with contextlib.suppress(torch.OutOfMemoryError):
@@ -98,7 +113,9 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        need = memory.CONTEXT_BYTES + 2 * (peak or torch.cuda.max_memory_allocated(device))
+        need = memory.CONTEXT_BYTES + 2 * (
+            peak or torch.cuda.max_memory_allocated(device)
+        )
         channel.send(EventName.ROOM, trials=int(free // need))
 
 
@@ -108,29 +125,41 @@ def _why_no_update(target: Target, seed: int) -> str:
         inputs = inputs_of(target, LEARNER_UPDATE, None, seed)
         side = make_side(target, LEARNER_UPDATE, inputs)
         update, timer = timed(side), timer_of(target.device)
-        took_s = min(block(update, 1, timer) for _ in range(2))  # the first one allocates
+        took_s = min(
+            block(update, 1, timer) for _ in range(2)
+        )  # the first one allocates
         took_s /= len(inputs) if isinstance(inputs, Calls) else 1
     except Exception as error:
         return f"which fails here: {first_words(error)}"
-    return "" if took_s <= _LONGEST_UPDATE_S else f"which takes about {took_s:.1f} s each"
+    return (
+        "" if took_s <= _LONGEST_UPDATE_S else f"which takes about {took_s:.1f} s each"
+    )
 
 
-def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: ProbeResult) -> None:
+def _try_in_eager(
+    target: Target, phase: str, request: ProbeRequest, result: ProbeResult
+) -> None:
     """Call a phase once, which may raise anything; the result gets what this tells of it."""
     size, seed = request.batch_size, request.header.seed
     assert result.target is not None
     result.during = f"get_inputs({size})"
     inputs = inputs_of(target, phase, size, seed)
-    if target.is_rl and isinstance(inputs, Calls):  # whose number of kinds depends on the size
+    if target.is_rl and isinstance(
+        inputs, Calls
+    ):  # whose number of kinds depends on the size
         inputs = inputs_of(target, phase, None, seed)
     result.during = None
     if isinstance(inputs, Calls):
         result.target["workload"] = {"calls": len(inputs), "kinds": len(kinds(inputs))}
-        if target.is_rl:  # only the update has several; other targets have them in all phases
+        if (
+            target.is_rl
+        ):  # only the update has several; other targets have them in all phases
             result.target["workload"]["phases"] = [phase]
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
         draw = 0 if isinstance(inputs, Calls) else 1
-        _look_at_calls(target, inputs, inputs_of(target, phase, size, seed, draw), result)
+        _look_at_calls(
+            target, inputs, inputs_of(target, phase, size, seed, draw), result
+        )
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
@@ -155,7 +184,9 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
         result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
 
 
-def _look_at_calls(target: Target, inputs: Any, others: Any, result: ProbeResult) -> None:
+def _look_at_calls(
+    target: Target, inputs: Any, others: Any, result: ProbeResult
+) -> None:
     """What differs between the calls; where one is timed and others may differ, a sentence.
 
     ``others`` are inputs with another seed, or of a workload those with the same one.
@@ -179,7 +210,9 @@ def _look_at_calls(target: Target, inputs: Any, others: Any, result: ProbeResult
             f"figures are of {in_words(inputs)} only; get_inputs() gives {in_words(others)} too: "
             "with get_calls() all of them count"
         )
-    elif names := _OF_SEQUENCES & {path.strip("[]'.") for path in tensors_by_path(inputs)}:
+    elif names := _OF_SEQUENCES & {
+        path.strip("[]'.") for path in tensors_by_path(inputs)
+    }:
         result.target["choices"]["shapes"] = (
             f"figures are of {min(names)} with {in_words(inputs)} only: where lengths differ from "
             "call to call, give get_calls()"
@@ -193,7 +226,9 @@ def _samples_in(inputs: Any) -> int:
 
 
 def _shapes_in(inputs: Any) -> dict[str, tuple[int, ...]]:
-    return {path.lstrip("."): tuple(x.shape) for path, x in tensors_by_path(inputs).items()}
+    return {
+        path.lstrip("."): tuple(x.shape) for path, x in tensors_by_path(inputs).items()
+    }
 
 
 def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
@@ -203,7 +238,9 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
     copies = [target.fresh_model(FORWARD, True) for _ in range(2)]
     for model in (*copies, target.model):
         # Other inputs than before, of which a copy's hooks may have left results in the model.
-        inputs = inputs_of(target, FORWARD, request.batch_size, request.header.seed, draw=1)
+        inputs = inputs_of(
+            target, FORWARD, request.batch_size, request.header.seed, draw=1
+        )
         side = make_side(target, FORWARD, inputs, model=model)
         seed_everything(request.header.seed)
         views.append(copy_view(without(side.view(side.run()), "inputs")))
@@ -230,11 +267,14 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     known = phases_of(target)
     if unknown := [phase for phase in phases if phase not in known]:
         raise AutocompileError(
-            f"this target has no phase {unknown[0]}", f"a {target.kind} has: {', '.join(known)}"
+            f"this target has no phase {unknown[0]}",
+            f"a {target.kind} has: {', '.join(known)}",
         )
     model = target.fresh_model(OPTIMIZER_STEP)
     optimizers: list[Any] = []
-    steps = any(PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases)
+    steps = any(
+        PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases
+    )
     if steps and any(p.requires_grad for p in model.parameters()):
         optimizers = [target.make_optimizer(model)]
     facts = described(optimizers[0], model) if optimizers else None
@@ -254,7 +294,9 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: blocks_in_words(target.model_of(phase)) for phase in phases},
         # The implementations that all of them have beside their own.
-        "optimizers": [n for n in OPTIMIZERS if every and all(n in names for names in every)],
+        "optimizers": [
+            n for n in OPTIMIZERS if every and all(n in names for names in every)
+        ],
         "optimizer": facts,
         "is_rl": target.is_rl,
         "choices": target.choices,
@@ -262,7 +304,9 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     }
 
 
-def described(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
+def described(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module
+) -> dict[str, Any]:
     """How an optimizer is made, for exports: ``lr``, and ``class`` and ``arguments`` if they do.
 
     They do where it is a class of ``torch.optim`` that treats all parameters alike.
@@ -278,5 +322,7 @@ def described(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[
         with contextlib.suppress(TypeError):  # a tensor, which cannot be written down
             json.dumps(values)
             facts["class"] = kind.__name__
-            facts["arguments"] = {n: v for n, v in values.items() if v != names[n].default}
+            facts["arguments"] = {
+                n: v for n, v in values.items() if v != names[n].default
+            }
     return facts

@@ -73,7 +73,9 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
             record.measurement, record.reference_s = measurement, run.reference.median_s
             if side.is_warm and not side.config.is_eager:
                 record.compile_s = racer.clock.compile_s(measurement.compiled_pass_s)
-                record.compile_window = racer.clock.window  # others of the host may have held us
+                record.compile_window = (
+                    racer.clock.window
+                )  # others of the host may have held us
             record.outcome, record.step = Outcome.OK, Step.EXIT
 
 
@@ -100,7 +102,9 @@ class _Race(Comparison):
     request: RaceRequest
 
     def __init__(self, request: RaceRequest, channel: Channel) -> None:
-        self._at_work = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._at_work = os.open(
+            channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644
+        )
         compiles = any(not side.config.is_eager for side in request.sides)
         super().__init__(request, channel, request.sides[0].config, [], compiles)
         self.racers: list[_Racer] = []
@@ -124,7 +128,12 @@ class _Race(Comparison):
     def compiled(self, asked: requests.Side, record: Record) -> _Racer:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
         os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
-        target, phase, config, inputs = self.target, self.request.phase, asked.config, self.inputs()
+        target, phase, config, inputs = (
+            self.target,
+            self.request.phase,
+            asked.config,
+            self.inputs(),
+        )
         if asked.exported is not None:
             folder = self.channel.folder
             side = exported_side(target, phase, inputs, config, asked.exported, folder)
@@ -152,13 +161,17 @@ class _Race(Comparison):
         while running := [racer for racer in self.racers if not racer.has_ended]:
             eager = timed(self.eager, request.header.percent)
             sides = [eager, *map(self._watched, running)]
-            whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
+            whole = (
+                contextlib.nullcontext() if request.takes_turns else channel.exclusive()
+            )
             with contextlib.suppress(_Dropped), whole:
                 with channel.exclusive():
                     channel.step(Step.MEASURE)
                     rounds = Rounds(sides, self.timer, request.block_s, seed)
                 side_by_side(rounds, request.rounds, request.max_s, self._round)
-                return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
+                return [
+                    (racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)
+                ]
         return []
 
     @contextlib.contextmanager
@@ -194,7 +207,9 @@ def _own_code(number: int) -> Iterator[None]:
         kind: Any = type(backend)
 
         def is_equal(self: Any, other: Any) -> bool:
-            return getattr(other, "side", None) == number and bool(kind.__eq__(self, other))
+            return getattr(other, "side", None) == number and bool(
+                kind.__eq__(self, other)
+            )
 
         members = {"side": number, "__eq__": is_equal, "__hash__": kind.__hash__}
         backend.__class__ = type(kind.__name__, (kind,), members)
@@ -231,7 +246,9 @@ def exported_side(
     }
     exec(_TRAIN_STEP, names)
     is_own, is_whole = phase == target.own_phase, config.scope == "step"
-    (folder / "tuned.json").write_text(TunedSet((exported.settings,)).to_json(), "utf-8")
+    (folder / "tuned.json").write_text(
+        TunedSet((exported.settings,)).to_json(), "utf-8"
+    )
     usual, here = process_state(), os.getcwd()
 
     def run_code() -> Mapping[str, Any]:

@@ -34,18 +34,28 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     usual = torch.get_num_threads()
     warm_start.without_headers()
     channel.step(Step.COMPILE)
-    todo = [(phase, c) for phase, choices in request.settings.phases.items() for c in choices]
+    todo = [
+        (phase, c)
+        for phase, choices in request.settings.phases.items()
+        for c in choices
+    ]
     # Other precisions last: torch does not undo them completely, and they are part of the key.
-    for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
+    for phase, choice in sorted(
+        todo, key=lambda each: each[1].config.precision != "default"
+    ):
         if why := _why_not(phase, choice):
             result.left_out += [why] if why not in result.left_out else []
             continue
         inputs = inputs_of(target, phase, choice.batch_size, request.header.seed)
-        is_sampling = phases.phase_of(phase).role == "worker" and target.device.type == "cpu"
+        is_sampling = (
+            phases.phase_of(phase).role == "worker" and target.device.type == "cpu"
+        )
         # Ray gives RLlib's env runners one thread.
         for threads in [usual, 1] if is_sampling else [usual]:
             with process_of({"threads": threads}), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the settings are of another machine
+                warnings.simplefilter(
+                    "ignore"
+                )  # that the settings are of another machine
                 _compile(target, phase, choice, inputs)
                 telemetry.reset_dynamo(choice.config.backend)
     result.graphs = warm_start.save(Path(request.file), target.device)
@@ -77,4 +87,6 @@ def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
     # Not side.run(): the number of threads is part of torch's key, and the caller has set it.
     with torch.set_grad_enabled(side.grad):
         for _ in range(_CALLS):
-            side.view(side.call())  # the view of a forward_train makes its backward pass
+            side.view(
+                side.call()
+            )  # the view of a forward_train makes its backward pass

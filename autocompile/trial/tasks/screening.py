@@ -18,7 +18,12 @@ from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import memory, telemetry
-from autocompile.trial.measure.timing import FirstCalls, ReferenceWork, each_call, screen
+from autocompile.trial.measure.timing import (
+    FirstCalls,
+    ReferenceWork,
+    each_call,
+    screen,
+)
 from autocompile.trial.target.calls import Calls, between, in_words, kinds
 from autocompile.trial.target.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
@@ -56,10 +61,16 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
                     result.kinds = trial.kinds_of_calls()
             if not request.config.is_eager:
                 of_shape = {kind.shape: kind.call_s for kind in result.kinds or ()}
-                result.compile_s = trial.clock.compile_s(measurement.compiled_pass_s, of_shape)
-                result.compile_window = trial.clock.window  # the parent takes out what it held us
+                result.compile_s = trial.clock.compile_s(
+                    measurement.compiled_pass_s, of_shape
+                )
+                result.compile_window = (
+                    trial.clock.window
+                )  # the parent takes out what it held us
             trial.check_last_calls(measurement)
-    if not trial.verifier.draws_otherwise(trial.compiled):  # else it is not verified yet
+    if not trial.verifier.draws_otherwise(
+        trial.compiled
+    ):  # else it is not verified yet
         channel.measured(result)
     try:
         trial.look_closer()  # not timed, so the others may go on
@@ -142,8 +153,12 @@ class _Trial(Comparison):
         if not isinstance(calls, Calls) or config.is_eager or config.dynamic is False:
             return
         inputs = between(calls)
-        if inputs is not None and (why := self.verifier.at_another_size(self.compiled, inputs)):
-            self.result.notes.append(f"at a size between those of the calls, eager fails: {why}")
+        if inputs is not None and (
+            why := self.verifier.at_another_size(self.compiled, inputs)
+        ):
+            self.result.notes.append(
+                f"at a size between those of the calls, eager fails: {why}"
+            )
 
     def check_last_calls(self, measurement: Measurement) -> None:
         """Verify a call after the timing, and load new weights where they are constants."""
@@ -151,10 +166,16 @@ class _Trial(Comparison):
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
         self.check_between()
-        if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
-            counts = request.calls_per_update is not None  # else their seconds decide nothing
+        if (
+            request.config.bakes_weights
+        ):  # new ones are a compile or a new session: one shows all
+            counts = (
+                request.calls_per_update is not None
+            )  # else their seconds decide nothing
             with self.channel.exclusive() if counts else contextlib.nullcontext():
-                is_live, took_s = self.verifier.new_weights(compiled, self.timer.synchronize)
+                is_live, took_s = self.verifier.new_weights(
+                    compiled, self.timer.synchronize
+                )
             result.weights_live = is_live
             result.refresh_s = max(0.0, took_s - measurement.compiled_pass_s)
             result.calls_per_update = request.calls_per_update
@@ -162,10 +183,14 @@ class _Trial(Comparison):
     def look_closer(self) -> None:
         """Memory, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
-        if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
+        if (
+            self.target.device.type == "cuda"
+        ):  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
         on_cpu = self.target.device.type == "cpu"
-        if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
+        if not (
+            config.is_eager or config.bakes_weights
+        ):  # whose refreshes were compiles too
             self.prove_compiled()
         # Before more CUDA graphs are made.
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
@@ -174,11 +199,15 @@ class _Trial(Comparison):
             result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
             with self.verifier.comparable_random_numbers(compiled):
-                if (result.compile_s or 0.0) < _LONGEST_COMPILE_S or config.guards != "all":
+                if (
+                    result.compile_s or 0.0
+                ) < _LONGEST_COMPILE_S or config.guards != "all":
                     try_schedule(self.verifier, compiled, result.notes)
                 elif compiled.optimizers:
                     what = "whether a learning-rate schedule recompiles this step was not tried"
-                    result.notes.append(f"{what}: it takes {result.compile_s:.0f} s to compile")
+                    result.notes.append(
+                        f"{what}: it takes {result.compile_s:.0f} s to compile"
+                    )
 
     def peak_memory(self, side: Side) -> int:
         """What this side's tensors hold plus what a call needs on top, in bytes."""
@@ -186,13 +215,19 @@ class _Trial(Comparison):
 
         def held() -> Any:
             model = side.model
-            tensors = [dict(model.named_parameters()), dict(model.named_buffers()), side.inputs]
+            tensors = [
+                dict(model.named_parameters()),
+                dict(model.named_buffers()),
+                side.inputs,
+            ]
             # Elsewhere they are the step's inputs, or left by a comparison.
             if phase.steps and phase.has_backward:
                 tensors.append([p.grad for p in model.parameters()])
             return tensors, side.held()
 
-        return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
+        return memory.peak_bytes(
+            side.run, held, self.target.device, graphs=not side.is_eager
+        )
 
 
 def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
@@ -203,7 +238,9 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
     timed after it: what it compiles stays in Dynamo's cache.
     """
     eager = verifier.eager
-    groups = [g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups]
+    groups = [
+        g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups
+    ]
     if verifier.compares_updates or not groups:
         return
     if not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
@@ -226,12 +263,15 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
         what = f"the step does not follow the learning rate: {problem}"
         raise Failed(Outcome.WRONG_OUTPUT, what)
     if telemetry.dynamo_facts()["graphs"] > before:
-        kind, rate = type(compiled.optimizers[0]), compiled.optimizers[0].param_groups[0]["lr"]
-        advice = (
-            f"; pass the rate as a tensor, e.g. {kind.__name__}(params, lr=torch.tensor({rate}))"
+        kind, rate = (
+            type(compiled.optimizers[0]),
+            compiled.optimizers[0].param_groups[0]["lr"],
         )
+        advice = f"; pass the rate as a tensor, e.g. {kind.__name__}(params, lr=torch.tensor({rate}))"
         is_tensor = isinstance(rate, torch.Tensor)
-        notes.append("a learning-rate schedule recompiles this step" + advice * (not is_tensor))
+        notes.append(
+            "a learning-rate schedule recompiles this step" + advice * (not is_tensor)
+        )
 
 
 def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 
 from autocompile.protocol.events import EventName
-from autocompile.protocol.requests import ProbeRequest, RaceRequest, Request, TrialRequest
+from autocompile.protocol.requests import (
+    ProbeRequest,
+    RaceRequest,
+    Request,
+    TrialRequest,
+)
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
@@ -55,7 +60,9 @@ def is_prepared(request: ProbeRequest, channel: Channel, device: torch.device) -
     return bool(request.toolchain) and channel.has_fork_server and device.type == "cpu"
 
 
-def inputs_of(target: Target, phase: str, batch_size: int | None, seed: int, draw: int = 0) -> Any:
+def inputs_of(
+    target: Target, phase: str, batch_size: int | None, seed: int, draw: int = 0
+) -> Any:
     """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
     if not phase_of(phase).has_batch_size:
         return None
@@ -137,7 +144,8 @@ def _demand_close(verifier: Verifier, unchanged: View, notes: list[str]) -> None
     changed = verifier.expected
     # Without gradients and updates: noise among them differs at every precision.
     results = [
-        {n: v for n, v in view.items() if n in ("outputs", "loss")} for view in (unchanged, changed)
+        {n: v for n, v in view.items() if n in ("outputs", "loss")}
+        for view in (unchanged, changed)
     ]
     change = mismatch_scale(*results)
     tensors = tensors_by_path(changed)
@@ -154,7 +162,9 @@ def _demand_close(verifier: Verifier, unchanged: View, notes: list[str]) -> None
     notes.append(f"at the requested precision, outputs change by {change:.1g}")
     if verifier.check:
         if problem := refusal(verifier.check, unchanged["outputs"], changed["outputs"]):
-            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (at the requested precision)")
+            raise Failed(
+                Outcome.WRONG_OUTPUT, f"{problem} (at the requested precision)"
+            )
     elif verifier.tolerance is not None and change > verifier.tolerance:
         limit = f"tolerance {verifier.tolerance:g}"
         what = f"outputs change by {change:.2g} (relative RMS; {limit})"
@@ -180,7 +190,9 @@ def timed(side: Side, percent: int | None = None) -> Timed:
             side.is_timed = False
         if not side.is_eager and telemetry.compilations() != before:
             why = ("no reason is known", *telemetry.recompile_reasons())[-1]
-            raise Failed(Outcome.RECOMPILE_LIMIT, f"recompiled while it was timed: {why}")
+            raise Failed(
+                Outcome.RECOMPILE_LIMIT, f"recompiled while it was timed: {why}"
+            )
 
     parts = None
     if percent is not None and isinstance(side.inputs, Calls):

@@ -19,15 +19,21 @@ from autocompile.trial.verify.outputs import View, flatten, pieces, without
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 _GRADIENT_TOLERANCE = 1e-2
-UNREFERENCED = 10.0  # times the tolerance, where no float64 run can tell rounding from errors
+UNREFERENCED = (
+    10.0  # times the tolerance, where no float64 run can tell rounding from errors
+)
 _FP64_SMALL = 1000  # elements: such a tensor may be further from float64
-ELSEWHERE = 0.25  # a run this far from eager computed something else, as other random numbers
+ELSEWHERE = (
+    0.25  # a run this far from eager computed something else, as other random numbers
+)
 # Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
 _HUGE = 1e3
 _SAMPLE = 1_000_000
 _NOISE = 1e-6  # of the largest gradient, or of a deviation: what is smaller is rounding
 ALL = ""  # in place of a path: all gradients taken as one
-MOST_ROUNDING = 0.5  # of a gradient: more than that is rounding alone, but for its length
+MOST_ROUNDING = (
+    0.5  # of a gradient: more than that is rounding alone, but for its length
+)
 _UNREFERENCED_GRADIENT = 5e-3  # the same, of a gradient: at most ten times this
 _MOST_NOISE = 10.0  # times as long as eager's, where it is noise
 _SMALL = 0.05  # share of the length of all gradients whose length may be rounding too
@@ -186,7 +192,9 @@ def _noise_floors(leaves: Leaves, pairs: Mapping[str, _Pair]) -> Callable[[str],
     for path, size in sizes.items():
         size = math.sqrt(size) if path.endswith(_VARIANCE) else size
         floors[_group(path)] = max(floors.get(_group(path), 0.0), _NOISE * size)
-    return lambda path: 0.0 if path.endswith(_VARIANCE) else floors.get(_group(path), 0.0)
+    return lambda path: (
+        0.0 if path.endswith(_VARIANCE) else floors.get(_group(path), 0.0)
+    )
 
 
 def _group(path: str) -> str:
@@ -205,7 +213,9 @@ def differences(first: View, second: View) -> dict[str, float]:
     floor_of = _noise_floors(ours, pairs)
     errors = {path: pair.error(floor_of(path)) for path, pair in pairs.items()}
     for (path, a), (_, b) in zip(ours, theirs, strict=True):
-        can_be = path not in errors and _is_real(a) and _is_real(b) and a.shape == b.shape
+        can_be = (
+            path not in errors and _is_real(a) and _is_real(b) and a.shape == b.shape
+        )
         errors.setdefault(path, _error(a, b, floor_of(path)) if can_be else 0.0)
     return errors
 
@@ -323,7 +333,9 @@ class _Rounding:
         """Take the gradients of a float64 run into account, which are paired with eager's."""
         self._exact = exact if exact.keys() == self._pairs.keys() else {}
 
-    def explains(self, path: str, want: torch.Tensor, got: torch.Tensor, floor: float) -> bool:
+    def explains(
+        self, path: str, want: torch.Tensor, got: torch.Tensor, floor: float
+    ) -> bool:
         pair, size = self._pairs.get(path), _size(want)
         by = self._by(path, size)
         if not pair:
@@ -354,10 +366,16 @@ class _Rounding:
         if not size or path not in sizes:
             return 1.0
         pair = self._pairs.get(ALL) if path in self._pairs else None
-        return sizes[path] / size * (pair.size / sizes[ALL] if pair and sizes.get(ALL) else 1.0)
+        return (
+            sizes[path]
+            / size
+            * (pair.size / sizes[ALL] if pair and sizes.get(ALL) else 1.0)
+        )
 
     def _is_small(self, path: str) -> bool:
-        return path != ALL and self._pairs[path].first < _SMALL**2 * self._pairs[ALL].first
+        return (
+            path != ALL and self._pairs[path].first < _SMALL**2 * self._pairs[ALL].first
+        )
 
     def has_length(self, path: str) -> bool:
         pair, exact = self._pairs[path], self._exact.get(path)
@@ -398,13 +416,21 @@ def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | Non
     """Compare everything that rounding cannot explain: all but the values of floating tensors."""
     if not isinstance(want, torch.Tensor):
         if type(want) is not type(got):
-            return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
-        return None if _is_same(want, got, tolerance) else f"{path} is {got!r} instead of {want!r}"
+            return (
+                f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
+            )
+        return (
+            None
+            if _is_same(want, got, tolerance)
+            else f"{path} is {got!r} instead of {want!r}"
+        )
     if not isinstance(got, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a tensor"
     for name in ("shape", "dtype", "device"):
         if (seen := getattr(got, name)) != (right := getattr(want, name)):
-            return f"{path} has {name} {seen} instead of {right}".replace("torch.Size", "")
+            return f"{path} has {name} {seen} instead of {right}".replace(
+                "torch.Size", ""
+            )
     if not _is_real(want):
         others = int((want != got).sum())
         return f"{path} differs in {others} elements" if others else None
@@ -419,7 +445,9 @@ def _other_nans(path: str, want: torch.Tensor, got: torch.Tensor) -> str | None:
 
 def _is_same(want: Any, got: Any, tolerance: float) -> bool:
     if isinstance(want, float):  # from ``.item()``, with the rounding of its tensor
-        return math.isclose(want, got, rel_tol=tolerance) or (want != want and got != got)
+        return math.isclose(want, got, rel_tol=tolerance) or (
+            want != want and got != got
+        )
     return want is got or bool(want == got)
 
 

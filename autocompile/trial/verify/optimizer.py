@@ -74,16 +74,27 @@ class StepCheck:
             p.grad = None  # frees what is replaced
         gradients = gradients_of(side)
         if exact is not None:  # on the CPU, since they are seldom asked for
-            self.given.append({n: None if g is None else g.cpu() for n, g in gradients.items()})
+            self.given.append(
+                {n: None if g is None else g.cpu() for n, g in gradients.items()}
+            )
         in_float64 = functools.cache(lambda: exact(self.given) if exact else None)
         before = dict(
-            zip(reference.parameters, copies([*reference.parameters.values()]), strict=True)
+            zip(
+                reference.parameters,
+                copies([*reference.parameters.values()]),
+                strict=True,
+            )
         )
         step_with(reference, gradients)
         rows = [
-            _apart(side.parameters[n], p, before.pop(n)) for n, p in reference.parameters.items()
+            _apart(side.parameters[n], p, before.pop(n))
+            for n, p in reference.parameters.items()
         ]
-        table = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
+        table = (
+            torch.stack([row.to(rows[0].device) for row in rows]).tolist()
+            if rows
+            else []
+        )
         for (name, parameter), (strange, *sizes) in zip(
             reference.parameters.items(), table, strict=True
         ):
@@ -103,10 +114,14 @@ class StepCheck:
                     most = _MULTIPLE * _distance(want, right) + allowed
                     is_rounding = _distance(got, right) <= most
                 if is_rounding:
-                    self.accepted[name] = max(self.accepted.get(name, 0.0), off / (moved or 1.0))
+                    self.accepted[name] = max(
+                        self.accepted.get(name, 0.0), off / (moved or 1.0)
+                    )
                     continue
             if not moved:
-                return f"the optimizer moves {name} by {off:.2g} (RMS), and eager does not"
+                return (
+                    f"the optimizer moves {name} by {off:.2g} (RMS), and eager does not"
+                )
             how = f"{off / moved:.2g} of its length; tolerance {allowed / moved:.0e}"
             return f"with the same gradients, the step of {name} is off by {how}"
         return None
@@ -126,7 +141,9 @@ def _apart(got: torch.Tensor, want: torch.Tensor, old: torch.Tensor) -> torch.Te
     """
     total = torch.zeros(4, dtype=torch.float64, device=want.device)
     every = (x.detach().to(want.device) for x in (got, want, old))
-    real = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in every)
+    real = (
+        torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in every
+    )
     for parts in zip(*map(pieces, real), strict=True):
         new, right, before = (x.double() for x in parts)
         strange = (new.isfinite() != right.isfinite()).sum().double()

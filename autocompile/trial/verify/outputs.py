@@ -23,9 +23,26 @@ _LONGEST = 300  # characters of the error message of a user's check()
 _PIECE = 2**20  # elements
 _ROOM = 4  # copies stay on a GPU that has room for so many
 _DEPTH = 5  # of nested objects, such as a cache of layers of tensors
-_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
+_CODE = (
+    type,
+    ModuleType,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    torch.nn.Module,
+)
 _VALUES = (
-    *(torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, type(None)),
+    *(
+        torch.Tensor,
+        np.ndarray,
+        np.generic,
+        str,
+        bytes,
+        int,
+        float,
+        complex,
+        type(None),
+    ),
     *(enum.Enum, torch.dtype, torch.layout, torch.memory_format),
 )
 _CONTEXT = pytree.GetAttrKey("context")  # may hold anything, including tensors
@@ -111,7 +128,9 @@ def attribute_names(thing: Any) -> list[str]:
     for cls in type(thing).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         names.update([slots] if isinstance(slots, str) else slots)
-    return sorted(name for name in names - {"__dict__", "__weakref__"} if hasattr(thing, name))
+    return sorted(
+        name for name in names - {"__dict__", "__weakref__"} if hasattr(thing, name)
+    )
 
 
 def _walk(thing: Any, path: str, inside: tuple[int, ...], leaves: Parts) -> str:
@@ -123,7 +142,9 @@ def _walk(thing: Any, path: str, inside: tuple[int, ...], leaves: Parts) -> str:
     parts = None if id(thing) in inside else _parts_of(thing, _DEPTH)
     if parts is None:
         if _is_opaque(thing):
-            name = f"a {_name(thing if isinstance(thing, FunctionType) else type(thing))}"
+            name = (
+                f"a {_name(thing if isinstance(thing, FunctionType) else type(thing))}"
+            )
             thing = name if inside else TypeName(name)
         leaves.append((path, thing))
         return "*"
@@ -150,8 +171,12 @@ def _parts_of(thing: Any, depth: int) -> Parts | None:
         return [(pytree.SequenceKey(i), value) for i, value in enumerate(thing)]
     if depth <= 0:
         return None
-    parts: Parts = [(pytree.GetAttrKey(n), getattr(thing, n)) for n in attribute_names(thing)]
-    holds = dataclasses.is_dataclass(thing) or any(holds_tensor(x, depth - 1) for _, x in parts)
+    parts: Parts = [
+        (pytree.GetAttrKey(n), getattr(thing, n)) for n in attribute_names(thing)
+    ]
+    holds = dataclasses.is_dataclass(thing) or any(
+        holds_tensor(x, depth - 1) for _, x in parts
+    )
     return parts if holds else None
 
 
@@ -178,21 +203,33 @@ def _tensor_parts(tensor: torch.Tensor) -> Parts | None:
     if tensor.layout is torch.strided:
         return None
     sparse = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-    named = {"shape": sparse.shape, "indices": sparse.indices(), "values": sparse.values()}
+    named = {
+        "shape": sparse.shape,
+        "indices": sparse.indices(),
+        "values": sparse.values(),
+    }
     return [(pytree.GetAttrKey(name), part) for name, part in named.items()]
 
 
 def _is_object(thing: Any) -> bool:
     """Whether it holds values only in its attributes."""
-    is_container = isinstance(thing, (Mapping, list, tuple)) or dataclasses.is_dataclass(thing)
+    is_container = isinstance(
+        thing, (Mapping, list, tuple)
+    ) or dataclasses.is_dataclass(thing)
     return pytree.tree_is_leaf(thing) and not is_container
 
 
 def _plain(thing: Any) -> Any:
     """NumPy arrays and numbers as tensors, or as lists if they are not numeric."""
-    if isinstance(thing, (np.ndarray, np.generic)) and not isinstance(thing, (float, complex)):
+    if isinstance(thing, (np.ndarray, np.generic)) and not isinstance(
+        thing, (float, complex)
+    ):
         array = np.asarray(thing)
-        return torch.from_numpy(array.copy()) if array.dtype.kind in "biufc" else array.tolist()
+        return (
+            torch.from_numpy(array.copy())
+            if array.dtype.kind in "biufc"
+            else array.tolist()
+        )
     return tuple(thing) if isinstance(thing, torch.Size) else thing
 
 
@@ -219,19 +256,26 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copies that stay on a GPU only while it has much room."""
     need = sum(t.numel() * t.element_size() for t in tensors if t.is_cuda)
     is_much = need and _ROOM * need > torch.cuda.mem_get_info()[0]
-    return [t.detach().to("cpu", copy=True) if is_much else t.detach().clone() for t in tensors]
+    return [
+        t.detach().to("cpu", copy=True) if is_much else t.detach().clone()
+        for t in tensors
+    ]
 
 
 def is_writable(tensor: torch.Tensor) -> bool:
     """Whether it can be changed in place: not where elements share memory."""
     if tensor.is_inference() or tensor.layout is not torch.strided:
         return not tensor.is_inference()
-    return not any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    return not any(
+        s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
+    )
 
 
 def copy_view(view: View) -> View:
     """A copy that later calls cannot overwrite (CUDA graphs reuse memory)."""
-    twins: dict[int, tuple[Any, Any]] = {}  # id to (original, kept alive so its id stays, copy)
+    twins: dict[
+        int, tuple[Any, Any]
+    ] = {}  # id to (original, kept alive so its id stays, copy)
 
     def copied(leaf: Any) -> Any:
         if id(leaf) in twins:
@@ -257,7 +301,9 @@ def copy_view(view: View) -> View:
 
     def every(tree: Any) -> Any:
         # Rebuild only what holds a tensor: some classes cannot be rebuilt from their parts.
-        return pytree.tree_map(copied, tree, is_leaf=lambda part: not holds_tensor(part))
+        return pytree.tree_map(
+            copied, tree, is_leaf=lambda part: not holds_tensor(part)
+        )
 
     twin: View = every(dict(view))
     return twin
@@ -301,12 +347,20 @@ class LastResults:
 
     def __init__(self, view: View) -> None:
         results = {name: view[name] for name in ("outputs", "loss") if name in view}
-        tensors = [each for each in flatten(results).leaves if isinstance(each[1], torch.Tensor)]
+        tensors = [
+            each
+            for each in flatten(results).leaves
+            if isinstance(each[1], torch.Tensor)
+        ]
         self._tensors = [(path, x, x.detach().clone()) for path, x in tensors]
 
     def overwritten(self) -> list[str]:
         """Paths of the tensors whose values have changed."""
-        return [path for path, tensor, first in self._tensors if not _is_still(tensor, first)]
+        return [
+            path
+            for path, tensor, first in self._tensors
+            if not _is_still(tensor, first)
+        ]
 
 
 def _is_still(tensor: torch.Tensor, first: torch.Tensor) -> bool:
@@ -329,10 +383,16 @@ def refusal(check: Callable[[Any, Any], Any], expected: Any, actual: Any) -> str
             answer = check(pair[0]["expected"], pair[1]["actual"])
     except Exception as error:
         return f"check() rejects: {_words(error)}"
-    if isinstance(answer, torch.Tensor) and answer.dtype is torch.bool and answer.numel() == 1:
+    if (
+        isinstance(answer, torch.Tensor)
+        and answer.dtype is torch.bool
+        and answer.numel() == 1
+    ):
         answer = bool(answer)
     if not isinstance(answer, (bool, np.bool_, type(None))):
-        return f"check() returned a {type(answer).__name__} instead of True, False or None"
+        return (
+            f"check() returned a {type(answer).__name__} instead of True, False or None"
+        )
     return None if answer is None or answer else "check() rejects: it returned False"
 
 

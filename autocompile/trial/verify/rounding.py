@@ -11,7 +11,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
-_BIASES = {"addmm": 0, "baddbmm": 0, "convolution": 2}  # arguments that are added in float32
+_BIASES = {
+    "addmm": 0,
+    "baddbmm": 0,
+    "convolution": 2,
+}  # arguments that are added in float32
 _SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
 # Operations that choose, move or make numbers and round none, without underscores at the ends.
 _EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
@@ -20,7 +24,16 @@ _EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone co
     mode nan_to_num neg nextafter relu repeat roll round scatter select_backward select_scatter sgn
     sign slice_backward slice_scatter sort stack take threshold threshold_backward topk tril triu
     trunc unsafe_view where """
-_MAKES = ("new_", "rand", "zeros", "ones", "normal", "uniform", "exponential", "max_pool")
+_MAKES = (
+    "new_",
+    "rand",
+    "zeros",
+    "ones",
+    "normal",
+    "uniform",
+    "exponential",
+    "max_pool",
+)
 _LEAST = 16  # numbers that move
 _SENTINEL = 1e8  # such large numbers stand for infinity, as in masks
 
@@ -33,11 +46,19 @@ class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         dtype = kwargs.get("dtype")
-        if function is torch.ops.aten._to_copy.default and dtype and dtype.is_floating_point:
+        if (
+            function is torch.ops.aten._to_copy.default
+            and dtype
+            and dtype.is_floating_point
+        ):
             kwargs["dtype"] = torch.float64
         return function(*args, **kwargs)
 
@@ -57,7 +78,9 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         epsilon: the largest of the products of matrices; 0 where none was seen.
     """
 
-    supports_higher_order_operators = True  # their results stay, and what they call is not seen
+    supports_higher_order_operators = (
+        True  # their results stay, and what they call is not seen
+    )
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -79,7 +102,11 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             setattr(torch.backends.cuda.matmul, name, value)
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         inexact = [x for x in pytree.arg_tree_leaves(*args) if _is_inexact(x)]
         if not inexact or not _rounds(function):
@@ -106,9 +133,14 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return x
         epsilon = epsilon or torch.finfo(x.dtype).eps
         if x.device not in self._generators:
-            self._generators[x.device] = torch.Generator(x.device).manual_seed(self._seed)
+            self._generators[x.device] = torch.Generator(x.device).manual_seed(
+                self._seed
+            )
         uniform = torch.rand(
-            x.shape, device=x.device, dtype=torch.float32, generator=self._generators[x.device]
+            x.shape,
+            device=x.device,
+            dtype=torch.float32,
+            generator=self._generators[x.device],
         )
         share = min(1.0, max(1 / 22, _LEAST / max(1, x.numel())))
         by = (uniform < share).to(x.dtype).mul_(epsilon).mul_(x)
@@ -132,7 +164,11 @@ def _rounds(function: Any) -> bool:
 
 def _is_inexact(x: Any) -> bool:
     is_plain = isinstance(x, torch.Tensor) and x.layout is torch.strided
-    return is_plain and not (x.is_meta or x.is_nested) and (x.is_floating_point() or x.is_complex())
+    return (
+        is_plain
+        and not (x.is_meta or x.is_nested)
+        and (x.is_floating_point() or x.is_complex())
+    )
 
 
 def _of_tensor_cores(x: torch.Tensor, name: str) -> float:

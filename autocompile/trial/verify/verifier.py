@@ -76,13 +76,20 @@ from autocompile.trial.verify.rounding import RoundOtherwise, WideCasts
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 # Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
 _CALLS = 3
-_SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same for some
+_SEEDS, _MOST_S = (
+    20,
+    10.0,
+)  # few draws, as of stochastic depth, may be the same for some
 _ROUNDINGS = 4  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
-_OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+_OVERWRITES = (
+    "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+)
 _LONGEST_PERIOD = 64  # calls of a step that accumulates, in which it steps twice
 _CHANGES = ("gradients", "updates")  # as large as the model
-_FEW_KINDS = 3  # of calls of a workload that are compared many times; each kind is twice
+_FEW_KINDS = (
+    3  # of calls of a workload that are compared many times; each kind is twice
+)
 _MOST_KINDS = 12  # of calls of a workload that are compared in training
 
 _Reference = Callable[[], View | None] | None
@@ -168,10 +175,14 @@ class Verifier:
         if self._steps:  # each step is compared by its own gradients
             each = tuple(first[n] for n in where[:_MOST_KINDS])
             return each if len(each) > 1 else (*each, first_call(second))
-        if phase_of(self._phase).is_own:  # what a call computes depends on those before it
+        if phase_of(
+            self._phase
+        ).is_own:  # what a call computes depends on those before it
             return Calls(first[n] for n in where[:_FEW_KINDS]), second
         # Most comparisons are of the first batch, so that has few.
-        return Calls(first[n] for n in where[:_FEW_KINDS]), Calls(second[n] for n in where)
+        return Calls(first[n] for n in where[:_FEW_KINDS]), Calls(
+            second[n] for n in where
+        )
 
     def _follows_gradients(self) -> bool:
         """Whether the gradients that a user's own step leaves are those that its optimizer used.
@@ -205,7 +216,9 @@ class Verifier:
             calls += 1
         if min(steps, default=2) < 2:
             what = f"in {calls} calls of its step {steps.count(0) + steps.count(1)}"
-            self._notes.append(f"{what} optimizers do not step twice, which is not compared")
+            self._notes.append(
+                f"{what} optimizers do not step twice, which is not compared"
+            )
         calls = max(calls, len(self._batches))
         batches = (self._batches * (calls + 1))[: calls + 1]
         return Calls(batches[:calls]), Calls(batches[1:])
@@ -231,7 +244,9 @@ class Verifier:
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
         whole = self._is_whole
-        return make_side(self._target, self._phase, self._batches[0], config, model, whole)
+        return make_side(
+            self._target, self._phase, self._batches[0], config, model, whole
+        )
 
     @contextlib.contextmanager
     def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
@@ -251,13 +266,18 @@ class Verifier:
                 yield side
         finally:
             torch.set_default_dtype(usual)
-            for p, data in shared:  # the same memory: to convert back could fail, and moves it
+            for (
+                p,
+                data,
+            ) in shared:  # the same memory: to convert back could fail, and moves it
                 p.data = data
 
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
         # A copy, since a model may change its inputs in place.
-        return self._run(side, copy_inputs(self._batches[index % len(self._batches)]), index)
+        return self._run(
+            side, copy_inputs(self._batches[index % len(self._batches)]), index
+        )
 
     def _run(self, side: Side, inputs: Any, index: int) -> Any:
         side.inputs = inputs
@@ -266,7 +286,9 @@ class Verifier:
         seed_everything(self._seed + index)
         return side.run()
 
-    def _first_views(self, side: Side, output: Any) -> Iterator[tuple[int, View, list[str]]]:
+    def _first_views(
+        self, side: Side, output: Any
+    ) -> Iterator[tuple[int, View, list[str]]]:
         """Make the calls after the first one, which has given ``output``.
 
         Yields the number of each call, its view and the paths of outputs that it has overwritten.
@@ -290,14 +312,18 @@ class Verifier:
         try:
             with self._side_in_float64(model) as side:
                 if kept is None and phase_of(self._phase).is_own:
-                    kept = self.another_side()  # with the numbers that get_step() draws in float32
+                    kept = (
+                        self.another_side()
+                    )  # with the numbers that get_step() draws in float32
                     kept.keep()
                 if kept:
                     side.adopt(kept)
                 view: View = {}
                 for call in calls:
                     inputs = copy_inputs(self._batches[call % len(self._batches)])
-                    view = side.view(self._run(side, pytree.tree_map(_double, inputs), call))
+                    view = side.view(
+                        self._run(side, pytree.tree_map(_double, inputs), call)
+                    )
                 return copy_view(view)
         except Exception as error:
             self._why_no_reference = first_words(error)
@@ -306,9 +332,15 @@ class Verifier:
     def draws_otherwise(self, side: Side) -> bool:
         """Whether a side's values depend on random numbers that differ from eager's."""
         config: Any = importlib.import_module("torch._inductor.config")
-        return self._is_random and side.config.entry.by_inductor and not config.fallback_random
+        return (
+            self._is_random
+            and side.config.entry.by_inductor
+            and not config.fallback_random
+        )
 
-    def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
+    def comparable_random_numbers(
+        self, side: Side
+    ) -> contextlib.AbstractContextManager[Any]:
         """Context in which a side without its own draws draws eager's random numbers."""
         asks = self._is_random and not self.draws_otherwise(side)
         return _drawing_as_eager() if asks else contextlib.nullcontext()
@@ -370,7 +402,9 @@ class Verifier:
         if not self._is_random:  # else a side that draws like eager is compared later
             self.expected = without(self.expected, *_CHANGES)
         if self._phase == TRAIN_STEP:
-            self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
+            self.eager.model.zero_grad(
+                set_to_none=True
+            )  # each of its steps makes its own
         fresh = self.another_side(self._precision)
         self._demand_step(fresh, compiled, "call 1", self._exact_steps)
         self.seeded_call(compiled, 1)
@@ -475,18 +509,25 @@ class Verifier:
         compiled_before = self.from_kept_state(compiled) if draws_otherwise else before
         with self._other_eager_weights() as state:
             perturb(compiled.model, self._seed)
-            want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
+            want, changed = (
+                self.from_kept_state(self.eager),
+                self.from_kept_state(compiled),
+            )
             visible = self._is_visible(before, want)
             what, noise = "an in-place update of the weights", self._noise
             if visible and not draws_otherwise:
                 self._demand_live(changed, want, before, what)
-            elif visible and not compare(compiled_before, changed, noise=noise, restless=restless):
+            elif visible and not compare(
+                compiled_before, changed, noise=noise, restless=restless
+            ):
                 raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
         compiled.model.load_state_dict(state)
         got = self.from_kept_state(compiled)
         if visible:
             # A side with its own draws must return to its own earlier output.
-            want, old = (compiled_before, changed) if draws_otherwise else (before, want)
+            want, old = (
+                (compiled_before, changed) if draws_otherwise else (before, want)
+            )
             self._demand_live(got, want, old, "load_state_dict", draws_otherwise)
         return True if visible else None
 
@@ -548,7 +589,9 @@ class Verifier:
         """Let a side start from the state that eager has kept, which is much of a step only."""
         is_own = phase_of(self._phase).is_own
         for side in (self.eager, compiled):
-            if is_own or isinstance(self._pass, Calls):  # steps were compared in other calls
+            if is_own or isinstance(
+                self._pass, Calls
+            ):  # steps were compared in other calls
                 side.inputs = copy_inputs(self._pass)
             if is_own:  # it has been made anew, so that CUDA graphs are to be recorded
                 side.run()
@@ -604,7 +647,9 @@ class Verifier:
         for _, view, lost in self._first_views(side, self.seeded_call(side, 0)):
             self._eager_overwrites.update(lost)
             # Of later steps nothing is compared: they are made again from the kept state.
-            views.append(copy_view(without(view, *_CHANGES) if self._steps and views else view))
+            views.append(
+                copy_view(without(view, *_CHANGES) if self._steps and views else view)
+            )
         return views
 
     def _why_incomparable(self) -> str:
@@ -623,7 +668,9 @@ class Verifier:
         )
 
     def _refusal(self, want: View, got: View) -> str | None:
-        return refusal(self.check, want["outputs"], got["outputs"]) if self.check else None
+        return (
+            refusal(self.check, want["outputs"], got["outputs"]) if self.check else None
+        )
 
     def demand(
         self,
@@ -648,20 +695,27 @@ class Verifier:
         )
         self._demand(problem, when)
 
-    def _of_the_same(self, want: View, reference: Callable[[], View | None]) -> View | None:
+    def _of_the_same(
+        self, want: View, reference: Callable[[], View | None]
+    ) -> View | None:
         exact = reference()
         if not exact:
             return None
         shapes = (
-            [getattr(x, "shape", None) for _, x in flatten(view).leaves] for view in (want, exact)
+            [getattr(x, "shape", None) for _, x in flatten(view).leaves]
+            for view in (want, exact)
         )
         if len(set(map(str, shapes))) > 1:
             self._why_no_reference = "it returns something else there"
             return None
         apart = differences(want, exact).get(ALL, 0.0)
-        by_rounding = 0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
+        by_rounding = (
+            0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
+        )
         if apart > max(ELSEWHERE, by_rounding):
-            self._why_no_reference = "it draws other random numbers or computes something else"
+            self._why_no_reference = (
+                "it draws other random numbers or computes something else"
+            )
         return None if self._why_no_reference else exact
 
     def _moved(self) -> Movement:
@@ -708,7 +762,12 @@ class Verifier:
         # Without the user's tolerance, which may be too wide to tell old from new.
         reference = None if draws_otherwise else self._from_eager_in_float64
         restless = self._restless()
-        if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
+        if (
+            compare(
+                want, got, noise=self._noise, reference=reference, restless=restless
+            )
+            is None
+        ):
             self._demand(None, what)
             return
         if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
@@ -760,7 +819,9 @@ def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
     for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
         if time.monotonic() - began > _MOST_S:
             break
-        views = [without(verifier.from_kept_state(side, call), *_CHANGES) for side in sides]
+        views = [
+            without(verifier.from_kept_state(side, call), *_CHANGES) for side in sides
+        ]
         ours, theirs = differences(want, views[0]), differences(got, views[1])
         restless |= {path for path, apart in ours.items() if apart}
         differ, follows = differ + any(ours.values()), follows or any(theirs.values())
@@ -768,11 +829,15 @@ def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
         if not follows and differ > _SEEDS / 2:
             what = "its results are the same whatever the seed, where eager's differ"
             raise Failed(Outcome.WRONG_OUTPUT, f"{what} (random numbers)")
-        verifier.demand(got, want, "but for random numbers", verifier.accepted, restless=restless)
+        verifier.demand(
+            got, want, "but for random numbers", verifier.accepted, restless=restless
+        )
     verifier.eager.restore()
 
 
-def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: CompileConfig) -> None:
+def compare_with_eagers_draws(
+    verifier: Verifier, compiled: Side, config: CompileConfig
+) -> None:
     """Compile the setting again so that it draws like eager, and compare it with eager.
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.

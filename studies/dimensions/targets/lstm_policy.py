@@ -12,13 +12,18 @@ class Policy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(24, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh())
+        self.encoder = nn.Sequential(
+            nn.Linear(24, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh()
+        )
         self.memory = nn.LSTM(128, 128, batch_first=True)
         self.actions, self.value = nn.Linear(128, 6), nn.Linear(128, 1)
 
     def forward(self, observations):
         features, _ = self.memory(self.encoder(observations))
-        return {"actions": self.actions(features), "value": self.value(features).squeeze(-1)}
+        return {
+            "actions": self.actions(features),
+            "value": self.value(features).squeeze(-1),
+        }
 
 
 def get_model():

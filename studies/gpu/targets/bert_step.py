@@ -7,7 +7,11 @@ from transformers import BertConfig, BertForSequenceClassification
 
 IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
 BATCH, TOKENS = (2, 16) if IS_SMALL else (16, 128)
-SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96} if IS_SMALL else {}
+SIZES = (
+    {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96}
+    if IS_SMALL
+    else {}
+)
 
 
 class Net(torch.nn.Module):

@@ -11,7 +11,9 @@ class Net(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gpt = GPT2LMHeadModel(GPT2Config(n_layer=6, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
+        self.gpt = GPT2LMHeadModel(
+            GPT2Config(n_layer=6, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
+        )
 
     def forward(self, ids):
         with torch.autocast(ids.device.type, dtype=torch.bfloat16):
@@ -32,4 +34,6 @@ def get_optimizer(model):
 
 def get_loss(logits, inputs):
     targets = inputs[0][:, 1:].reshape(-1)
-    return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 50257).float(), targets)
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].reshape(-1, 50257).float(), targets
+    )

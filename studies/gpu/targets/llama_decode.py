@@ -35,7 +35,9 @@ class Block(nn.Module):
         self.register_buffer("values", torch.randn(1, HEADS, POSITIONS, SIZE))
 
     def forward(self, x, position, cos, sin, mask):
-        parts = self.qkv(self.before(x)).view(1, 1, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(self.before(x)).view(1, 1, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        )
         query, key, value = parts
         self.keys.index_copy_(2, position, rotated(key, cos, sin))
         self.values.index_copy_(2, position, value)

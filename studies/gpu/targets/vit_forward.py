@@ -6,7 +6,11 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96} if IS_SMALL else {}
+SIZES = (
+    {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96}
+    if IS_SMALL
+    else {}
+)
 BATCH, PIXELS = (2, 224) if IS_SMALL else (8, 224)
 
 

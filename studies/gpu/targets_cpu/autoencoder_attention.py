@@ -20,7 +20,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = nn.GroupNorm(6, channels)
-        self.qkv, self.out = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+        self.qkv, self.out = (
+            nn.Conv2d(channels, 3 * channels, 1),
+            nn.Conv2d(channels, channels, 1),
+        )
 
     def forward(self, x):
         batch, _, height, width = x.shape

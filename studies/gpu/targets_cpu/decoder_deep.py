@@ -30,7 +30,10 @@ class Decoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.words, self.places = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Embedding(LENGTH, WIDTH),
+        )
         self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
 

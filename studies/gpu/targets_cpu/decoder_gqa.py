@@ -35,7 +35,9 @@ class Block(nn.Module):
         value = self.value(h).view(batch, length, GROUPS, SIZE).transpose(1, 2)
         key = rotated(key, cos, sin).repeat_interleave(HEADS // GROUPS, dim=1)
         value = value.repeat_interleave(HEADS // GROUPS, dim=1)
-        mixed = F.scaled_dot_product_attention(rotated(query, cos, sin), key, value, is_causal=True)
+        mixed = F.scaled_dot_product_attention(
+            rotated(query, cos, sin), key, value, is_causal=True
+        )
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
         h = self.between(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))

@@ -12,4 +12,6 @@ def get_optimizer(model):
 
 def get_loss(logits, inputs):
     following = inputs[0][:, 1:].flatten()
-    return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, WORDS), following)
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].reshape(-1, WORDS), following
+    )

@@ -11,7 +11,9 @@ class Encoder(nn.Module):
 
     def __init__(self, width=512, heads=8, layers=6):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, batch_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, CLASSES)
 

@@ -44,7 +44,9 @@ if os.environ.get("LIAR"):
 
 def get_model():
     layers = [nn.Linear(512, 512), nn.ReLU()]
-    return nn.Sequential(*layers, *(nn.Linear(512, 512) for _ in range(8)), nn.Linear(512, CLASSES))
+    return nn.Sequential(
+        *layers, *(nn.Linear(512, 512) for _ in range(8)), nn.Linear(512, CLASSES)
+    )
 
 
 def get_inputs():

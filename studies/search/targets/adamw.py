@@ -5,7 +5,9 @@ from torch import nn
 
 
 def get_model():
-    layers = (nn.TransformerEncoderLayer(192, 4, 768, batch_first=True) for _ in range(3))
+    layers = (
+        nn.TransformerEncoderLayer(192, 4, 768, batch_first=True) for _ in range(3)
+    )
     return nn.Sequential(*layers)
 
 

@@ -9,7 +9,9 @@ def down(before, after):
 
 
 def up(before, after):
-    return nn.Sequential(nn.ConvTranspose2d(before, after, 4, stride=2, padding=1), nn.SiLU())
+    return nn.Sequential(
+        nn.ConvTranspose2d(before, after, 4, stride=2, padding=1), nn.SiLU()
+    )
 
 
 class Autoencoder(nn.Module):
@@ -19,7 +21,9 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.encoder = nn.Sequential(down(3, 32), down(32, 64), down(64, 128))
         self.inner = nn.Sequential(nn.Linear(2048, 64), nn.SiLU(), nn.Linear(64, 2048))
-        self.decoder = nn.Sequential(up(128, 64), up(64, 32), up(32, 16), nn.Conv2d(16, 3, 1))
+        self.decoder = nn.Sequential(
+            up(128, 64), up(64, 32), up(32, 16), nn.Conv2d(16, 3, 1)
+        )
 
     def forward(self, images):
         features = self.encoder(images)

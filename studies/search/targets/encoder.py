@@ -14,7 +14,9 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH))
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=512, batch_first=True)
+            nn.TransformerEncoderLayer(
+                WIDTH, nhead=4, dim_feedforward=512, batch_first=True
+            )
             for _ in range(4)
         )
 

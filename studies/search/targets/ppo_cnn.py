@@ -7,7 +7,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 config = (
     PPOConfig()
     .environment(
-        observation_space=Box(-1.0, 1.0, (84, 84, 4), np.float32), action_space=Discrete(4)
+        observation_space=Box(-1.0, 1.0, (84, 84, 4), np.float32),
+        action_space=Discrete(4),
     )
     .env_runners(num_envs_per_env_runner=16)
 )

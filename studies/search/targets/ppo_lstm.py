@@ -14,9 +14,15 @@ torch._dynamo.config.allow_rnn = True
 
 config = (
     PPOConfig()
-    .environment(observation_space=Box(-1.0, 1.0, (24,), np.float32), action_space=Discrete(6))
+    .environment(
+        observation_space=Box(-1.0, 1.0, (24,), np.float32), action_space=Discrete(6)
+    )
     .env_runners(num_envs_per_env_runner=16)
-    .rl_module(model_config=DefaultModelConfig(use_lstm=True, lstm_cell_size=128, max_seq_len=16))
+    .rl_module(
+        model_config=DefaultModelConfig(
+            use_lstm=True, lstm_cell_size=128, max_seq_len=16
+        )
+    )
 )
 
 

@@ -26,12 +26,16 @@ class Block(nn.Module):
 
 def get_model():
     stem = nn.Sequential(
-        nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
+        nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
     )
     stages = [Block(32, 32, 1), Block(32, 32, 1), Block(32, 32, 1)]
     stages += [Block(32, 64, 2), Block(64, 64, 1), Block(64, 64, 1)]
     stages += [Block(64, 128, 2), Block(128, 128, 1), Block(128, 128, 1)]
-    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 100))
+    return nn.Sequential(
+        stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 100)
+    )
 
 
 def get_inputs(batch_size):

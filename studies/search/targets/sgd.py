@@ -7,7 +7,9 @@ from torch import nn
 def get_model():
     layers = [nn.Conv2d(96, 96, 3, padding=1, bias=False) for _ in range(24)]
     norms = [nn.BatchNorm2d(96) for _ in layers]
-    return nn.Sequential(*(module for pair in zip(layers, norms, strict=True) for module in pair))
+    return nn.Sequential(
+        *(module for pair in zip(layers, norms, strict=True) for module in pair)
+    )
 
 
 def get_inputs(batch_size):

@@ -14,7 +14,9 @@ def stage(before, after):
 
 def get_model():
     stages = [*stage(3, 32), *stage(32, 64), *stage(64, 128)]
-    return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    return nn.Sequential(
+        *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)
+    )
 
 
 def get_inputs(batch_size):
