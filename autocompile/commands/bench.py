@@ -38,7 +38,7 @@ from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.space.space import Plan, target_spec
 from autocompile.store.record import Outcome, RunFolder
 
-SAMPLE = "autocompile.trial.target.sample:get_model"
+SAMPLE = "autocompile.trial.model.sample:get_model"
 _FEW_ROUNDS = 6  # fewer have no 95 % interval
 
 

@@ -25,9 +25,9 @@ import torch
 from autocompile.settings.config import CompileConfig
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.load import build, import_target
-from autocompile.trial.target.sides import make_side, perturb
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.load import build, import_target
+from autocompile.trial.model.sides import make_side, perturb
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.verify.compare import ALL, MOST_ROUNDING, differences, lengths
 from autocompile.trial.verify.outputs import View
 from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws

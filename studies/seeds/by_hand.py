@@ -71,8 +71,8 @@ def timed(row: dict[str, Any]) -> dict[str, float]:
     from autocompile.runtime.applying import apply_config
     from autocompile.runtime.compiling import register_backend_of
     from autocompile.settings.config import CompileConfig
-    from autocompile.trial.target.library import build_library, import_library
-    from autocompile.trial.target.target import call_model
+    from autocompile.trial.model.library import build_library, import_library
+    from autocompile.trial.model.target import call_model
 
     register_backend_of("onnxrt")
     library = vars(import_library(row["target"]))["library"]

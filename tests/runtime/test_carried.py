@@ -160,7 +160,7 @@ def test_a_class_of_a_file_with_its_own_name_is_loaded_from_there(
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "script.py").write_text(CARRY)
     load = (
-        "from autocompile.trial.target.load import build, import_target\n"
+        "from autocompile.trial.model.load import build, import_target\n"
         f"spec = {run(tmp_path, 'script.py').stdout.strip()!r}\n"
         "print(type(build(spec, import_target(spec)).model))"
     )

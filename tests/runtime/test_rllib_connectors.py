@@ -25,9 +25,9 @@ from ray.tune.registry import register_env
 
 from autocompile.errors import TargetError
 from autocompile.runtime.rllib.observations import module_spec
-from autocompile.trial.target.rllib import from_object
-from autocompile.trial.target.sides import make_side
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.rllib import from_object
+from autocompile.trial.model.sides import make_side
+from autocompile.trial.model.target import Target, seed_everything
 
 PAIR = (spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-np.inf, np.inf, ()))
 NESTED = spaces.Dict({"place": spaces.Discrete(3), "pair": spaces.Tuple(PAIR)})

@@ -10,8 +10,8 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.store.calls import MOST, RecordedCalls
-from autocompile.trial.target import calls
-from autocompile.trial.target.calls import Calls
+from autocompile.trial.model import calls
+from autocompile.trial.model.calls import Calls
 
 
 def inputs(rows: int, length: int) -> dict[str, torch.Tensor]:

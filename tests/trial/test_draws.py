@@ -14,7 +14,7 @@ from torch import nn
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
-from autocompile.trial.target.sides import Side, make_side
+from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")

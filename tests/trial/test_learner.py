@@ -31,15 +31,15 @@ from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.settings.dimensions import why_not  # noqa: E402
 from autocompile.space.space import _place  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
-from autocompile.trial.target.calls import Calls, first_call  # noqa: E402
-from autocompile.trial.target.rllib import (  # noqa: E402
+from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
+from autocompile.trial.model.rllib import (  # noqa: E402
     Updates,
     _episodes,
     from_object,
     minibatch,
 )
-from autocompile.trial.target.sides import make_side, phases_of  # noqa: E402
-from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
+from autocompile.trial.model.sides import make_side, phases_of  # noqa: E402
+from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
 from autocompile.trial.tasks.screening import try_schedule  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402

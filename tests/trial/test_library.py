@@ -24,9 +24,9 @@ from autocompile.store.calls import RecordedCalls
 from autocompile.store.record import Outcome
 from autocompile.store.runs import is_same_target, library_model, new_folder
 from autocompile.store.sources import sources_of
-from autocompile.trial.target.load import build, import_target
-from autocompile.trial.target.sides import make_side
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.load import build, import_target
+from autocompile.trial.model.sides import make_side
+from autocompile.trial.model.target import Target, seed_everything
 
 BERT = "hidden_size=16&num_attention_heads=2&intermediate_size=32&vocab_size=50&layers=1&length=8"
 SEQ2SEQ = (

@@ -20,8 +20,8 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.sides import Side, make_side
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks import screening
 from autocompile.trial.tasks.screening import try_schedule
 from autocompile.trial.verify.verifier import Verifier

@@ -36,10 +36,10 @@ from autocompile.space.space import calls_between_updates
 from autocompile.store.report import Report
 from autocompile.store.report import Target as ReportTarget
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.load import build, import_target
-from autocompile.trial.target.rllib import from_object
-from autocompile.trial.target.sides import make_side, phases_of
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.load import build, import_target
+from autocompile.trial.model.rllib import from_object
+from autocompile.trial.model.sides import make_side, phases_of
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.race import exported_side
 from autocompile.trial.tasks.steps import inputs_of
 from autocompile.trial.verify.verifier import Verifier

@@ -17,9 +17,9 @@ from in_process import Try
 from autocompile.errors import TargetError
 from autocompile.settings.config import CompileConfig
 from autocompile.store.runs import split_spec
-from autocompile.trial.target.load import build, import_target
-from autocompile.trial.target.sides import make_side, phases_of
-from autocompile.trial.target.target import (
+from autocompile.trial.model.load import build, import_target
+from autocompile.trial.model.sides import make_side, phases_of
+from autocompile.trial.model.target import (
     Target,
     call_model,
     seed_everything,
@@ -90,8 +90,8 @@ def test_a_target_is_a_place_and_perhaps_a_name(
         (f"{PLAIN}:Net", "functions"),
         (KERNELBENCH, "KernelBench"),
         (OWN_TRAINING, "functions"),
-        ("autocompile.trial.target.sample", "functions"),
-        ("autocompile.trial.target.sample:get_model", "functions"),
+        ("autocompile.trial.model.sample", "functions"),
+        ("autocompile.trial.model.sample:get_model", "functions"),
     ],
 )
 def test_each_form_builds_feeds_and_runs(spec: str, kind: str) -> None:

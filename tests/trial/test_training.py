@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.target.sides import Side, make_side
-from autocompile.trial.target.target import Target
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.target import Target
 from autocompile.trial.verify import rounding
 from autocompile.trial.verify.compare import ALL
 from autocompile.trial.verify.rounding import RoundOtherwise

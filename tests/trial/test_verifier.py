@@ -18,8 +18,8 @@ from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.sides import Side, make_side
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.verify.verifier import (
     Verifier,
     compare_with_eagers_draws,

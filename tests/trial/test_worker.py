@@ -29,7 +29,7 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial import worker
 from autocompile.trial.failures import Failed, outcome_of, where_in
 from autocompile.trial.measure import environment, telemetry
-from autocompile.trial.target.sides import Side
+from autocompile.trial.model.sides import Side
 from autocompile.trial.tasks.steps import timed
 
 CPU, PLAIN = torch.device("cpu"), str(TARGETS / "plain.py")

@@ -43,8 +43,8 @@ import torch
 from autocompile.estimate.intervals import median, percentile, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
-from autocompile.trial.target.calls import Calls, in_words
-from autocompile.trial.target.sides import Side
+from autocompile.trial.model.calls import Calls, in_words
+from autocompile.trial.model.sides import Side
 
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
 _LOOK_EVERY = 4  # rounds: a look after each would stop on noise more often

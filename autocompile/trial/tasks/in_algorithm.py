@@ -21,7 +21,7 @@ from autocompile.store.record import Step
 from autocompile.store.runs import split_spec
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure.timing import timer_of
-from autocompile.trial.target.load import import_target
+from autocompile.trial.model.load import import_target
 
 _MOST_WARM_UPS = (
     50  # iterations: with a replay buffer, learning begins after many random steps

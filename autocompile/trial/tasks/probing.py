@@ -31,7 +31,7 @@ from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import environment, memory
 from autocompile.trial.measure.timing import block, timer_of
-from autocompile.trial.target.calls import (
+from autocompile.trial.model.calls import (
     Calls,
     buckets,
     in_words,
@@ -39,9 +39,9 @@ from autocompile.trial.target.calls import (
     marks,
     shape_of,
 )
-from autocompile.trial.target.own_step import demand_calls
-from autocompile.trial.target.sides import make_side, phases_of
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.own_step import demand_calls
+from autocompile.trial.model.sides import make_side, phases_of
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
 from autocompile.trial.verify.compare import compare

@@ -35,8 +35,8 @@ from autocompile.trial.measure.timing import (
     no_garbage_collection,
     side_by_side,
 )
-from autocompile.trial.target.sides import Side, follow_step, make_side
-from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.model.sides import Side, follow_step, make_side
+from autocompile.trial.model.target import Target, call_model
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import Verifier
 

@@ -17,8 +17,8 @@ from autocompile.settings.tuned import Choice
 from autocompile.store.record import Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.sides import make_side
-from autocompile.trial.target.target import Target
+from autocompile.trial.model.sides import make_side
+from autocompile.trial.model.target import Target
 from autocompile.trial.tasks.steps import inputs_of, load
 
 _CALLS = 3  # an optimizer's first step makes its state, the next finds it

@@ -24,8 +24,8 @@ from autocompile.trial.measure.timing import (
     each_call,
     screen,
 )
-from autocompile.trial.target.calls import Calls, between, in_words, kinds
-from autocompile.trial.target.sides import Side, make_side
+from autocompile.trial.model.calls import Calls, between, in_words, kinds
+from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import (
     Verifier,

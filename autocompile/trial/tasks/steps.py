@@ -29,10 +29,10 @@ from autocompile.trial.measure.timing import (
     keep_freed_memory,
     timer_of,
 )
-from autocompile.trial.target.calls import Calls, first_call, kinds, other_values
-from autocompile.trial.target.load import build, import_target
-from autocompile.trial.target.sides import Side, make_side
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.calls import Calls, first_call, kinds, other_values
+from autocompile.trial.model.load import build, import_target
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view, refusal, tensors_by_path
 from autocompile.trial.verify.verifier import Verifier

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autocompile.trial.target.sides import Side
+from autocompile.trial.model.sides import Side
 from autocompile.trial.verify.compare import UNREFERENCED
 from autocompile.trial.verify.outputs import copies, pieces
 

@@ -36,15 +36,15 @@ from autocompile.settings.phases import STEP, TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
-from autocompile.trial.target.calls import Calls, each_call, first_call, kinds
-from autocompile.trial.target.sides import (
+from autocompile.trial.model.calls import Calls, each_call, first_call, kinds
+from autocompile.trial.model.sides import (
     Side,
     copy_inputs,
     make_side,
     perturb,
     random_states,
 )
-from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.verify.compare import (
     ALL,
     ELSEWHERE,

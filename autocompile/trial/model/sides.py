@@ -18,9 +18,9 @@ from autocompile.errors import TargetError
 from autocompile.runtime.applying import apply_config, prepare_model, process_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.trial.target.calls import Calls
-from autocompile.trial.target.own_step import optimizers_made
-from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.model.calls import Calls
+from autocompile.trial.model.own_step import optimizers_made
+from autocompile.trial.model.target import Target, call_model
 from autocompile.trial.verify.outputs import (
     View,
     copies,

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
-from autocompile.trial.target.calls import Arguments, Calls
+from autocompile.trial.model.calls import Arguments, Calls
 from autocompile.trial.verify.outputs import result_tensors
 
 _Inputs = Callable[[int | None], Any]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
-from autocompile.trial.target.target import seed_everything
+from autocompile.trial.model.target import seed_everything
 
 _CALLS = 8  # of which one has to call the model: the first may only collect
 

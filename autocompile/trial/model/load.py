@@ -26,9 +26,9 @@ from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.runs import library_model, split_spec
-from autocompile.trial.target.calls import first_call, from_file, from_function
-from autocompile.trial.target.own_step import maker_of
-from autocompile.trial.target.target import Target, call_model
+from autocompile.trial.model.calls import first_call, from_file, from_function
+from autocompile.trial.model.own_step import maker_of
+from autocompile.trial.model.target import Target, call_model
 
 _FEW = 2  # samples of a batch that is only looked at
 # Functions that give no model.
@@ -41,7 +41,7 @@ def import_target(spec: str) -> ModuleType:
     place, _ = split_spec(spec)
     sys.argv = [place]
     if library_model(spec):
-        from autocompile.trial.target.library import import_library
+        from autocompile.trial.model.library import import_library
 
         return import_library(spec)
     if not (place.endswith(".py") or Path(place).is_file()):
@@ -71,7 +71,7 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     if calls is not None:
         module.get_calls = functools.partial(from_file, calls)  # type: ignore[attr-defined]
     if library_model(spec):
-        from autocompile.trial.target.library import build_library
+        from autocompile.trial.model.library import build_library
 
         target = _with_user_functions(build_library(spec, module.library), module)
     elif not name:
@@ -168,7 +168,7 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
             )
         value = value()
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
-        from autocompile.trial.target import rllib
+        from autocompile.trial.model import rllib
 
         return _with_user_functions(rllib.from_object(value), module)
     if isinstance(value, nn.Module):

@@ -41,8 +41,8 @@ from autocompile.settings.phases import (
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.target.calls import Calls
-from autocompile.trial.target.target import Target
+from autocompile.trial.model.calls import Calls
+from autocompile.trial.model.target import Target
 
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 _SIZES = 4  # of whole train batches in a pass: enough to tell one program from one for each size
