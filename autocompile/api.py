@@ -52,11 +52,11 @@ from autocompile.space.space import (
     first_sizes,
     passes_of,
     spaces_of,
-    target_spec,
 )
-from autocompile.store import runs
+from autocompile.store import runs, targets
 from autocompile.store.calls import read_calls
 from autocompile.store.files import write_json
+from autocompile.store.targets import target_spec
 
 __all__ = ["load", "tune"]
 
@@ -200,7 +200,7 @@ def tune(
             doing = f"run {folder.path.absolute()}"
             began += stack.enter_context(held(doing, progress.warning, wait))
         # By what is free now: while it waited, the other command had some of it.
-        library, *_ = runs.library_model(plan.target) or ("",)
+        library, *_ = targets.library_model(plan.target) or ("",)
         executor = executor or LocalExecutor(
             isolation=isolation, jobs=jobs, share=library
         )

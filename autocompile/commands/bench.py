@@ -35,8 +35,9 @@ from autocompile.protocol.requests import (
 from autocompile.search.jobs import run_job
 from autocompile.search.opening import probe_all
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.space.space import Plan, target_spec
+from autocompile.space.space import Plan
 from autocompile.store.record import Outcome, RunFolder
+from autocompile.store.targets import target_spec
 
 SAMPLE = "autocompile.trial.model.sample:get_model"
 _FEW_ROUNDS = 6  # fewer have no 95 % interval

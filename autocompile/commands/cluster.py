@@ -23,9 +23,9 @@ from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress
 from autocompile.report.table import write_table
 from autocompile.result import Result
-from autocompile.space.space import target_spec
 from autocompile.store import runs
 from autocompile.store.sources import sources_of
+from autocompile.store.targets import target_spec
 
 
 @dataclass(frozen=True)

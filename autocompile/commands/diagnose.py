@@ -18,10 +18,10 @@ from autocompile.space.space import (
     asked_for,
     environments,
     spaces_of,
-    target_spec,
 )
 from autocompile.store import runs
 from autocompile.store.calls import read_calls
+from autocompile.store.targets import target_spec
 
 _LIMITS = TimingLimits(half_width=0.05)
 _WORKS = ("ok", "same")

@@ -24,7 +24,7 @@ from autocompile.errors import (
     first_words,
 )
 from autocompile.space.space import USUAL_PHASES, SearchSpace
-from autocompile.store import runs
+from autocompile.store import runs, targets
 from autocompile.store.files import write_json
 from autocompile.store.report import SUITE, Member, Report, Row, Suite, rows_of
 
@@ -87,13 +87,13 @@ def members_of(
         # A file has phases and sizes of its own; its inputs may be of a single size.
         usual = (
             (USUAL_PHASES, (_BATCH_SIZE,))
-            if runs.library_model(one.target)
+            if targets.library_model(one.target)
             else (None, None)
         )
         asked = phases or one.phases or usual[0]
         sizes = batch_sizes or one.batch_sizes or usual[1]
         for phase in asked or (None,):
-            name = runs.short_name(one.target) + (f".{phase}" if phase else "")
+            name = targets.short_name(one.target) + (f".{phase}" if phase else "")
             count = sum(
                 m.folder == name or m.folder.startswith(f"{name}+") for m in found
             )
@@ -414,7 +414,7 @@ def run_suite(
             hint = "autocompile suite timm   (or a folder of targets, or list.toml)"
             raise UsageError("no suite is named", hint=hint)
         members = members_of(what, phases, space.batch_sizes)
-        if what in runs.LIBRARIES and ray is None and util.find_spec(what) is None:
+        if what in targets.LIBRARIES and ray is None and util.find_spec(what) is None:
             raise UsageError(f"{what} is not installed", hint=f"pip install {what}")
         folder = run_dir or runs.new_folder(Path(what).stem).path
         if run_dir and run_dir.exists() and any(run_dir.iterdir()):

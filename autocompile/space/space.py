@@ -6,19 +6,17 @@ No mode is written down here. Settings that cannot differ on a device are one.
 from __future__ import annotations
 
 import difflib
-import inspect
 import itertools
 import math
 import re
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.errors import RunError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header, ProbeResult
 from autocompile.settings.backends import (
@@ -42,7 +40,7 @@ from autocompile.settings.tuned import Tuned
 from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
 from autocompile.store.reading import of_fields
 from autocompile.store.record import Outcome, Record
-from autocompile.store.runs import is_same_target, library_model, split_spec
+from autocompile.store.targets import is_same_target
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 USUAL_PHASES = (FORWARD, TRAIN_STEP)
@@ -265,51 +263,6 @@ def environments(
             raise UsageError(f"two environments are called {name}", hint=hint)
         paths[name] = str(folder / Path(place).name)
     return tuple(paths.items())
-
-
-def target_spec(target: str | Path | Callable[..., Any]) -> str:
-    """A target as text. A path must exist; an object must be importable by its name."""
-    if isinstance(target, (str, Path)):
-        return _checked_spec(str(target))
-    name = getattr(target, "__qualname__", None)
-    module = getattr(target, "__module__", None)
-    if (
-        not (inspect.isfunction(target) or inspect.isclass(target))
-        or not name
-        or "." in name
-    ):
-        raise TargetError(
-            f"a {type(target).__name__} alone is no target",
-            "a live model comes with its inputs; else give a path or 'package.module:NAME'",
-            hint="autocompile.tune(model, inputs)",
-        )
-    if module != "__main__":
-        return f"{module}:{name}"
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None:
-        raise TargetError(
-            f"{name} was typed in, and a trial's process needs it in a file",
-            hint=f"autocompile.tune({name}, inputs)",
-        )
-    return f"{file}:{name}"
-
-
-def _checked_spec(spec: str) -> str:
-    if library_model(spec):
-        return spec  # a trial's process knows whether there is such a model
-    spec = spec.removeprefix("kernelbench:")  # such a file is a target as it is
-    place, name = split_spec(spec)
-    looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
-    if looks_like_path or not name:
-        path = Path(place)
-        if not path.exists():
-            hint = "autocompile init model.py   (writes a file to start from)"
-            raise TargetError(f"there is no file {place}", hint=hint)
-        if path.is_dir() or path.suffix != ".py":
-            raise TargetError(
-                f"{place} is not a Python file", "a target is a file ending in .py"
-            )
-    return spec
 
 
 @dataclass(frozen=True)

@@ -14,42 +14,12 @@ from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.store.record import RunFolder
+from autocompile.store.targets import is_same_target, short_name
 
 under = Path("runs")
 """Folder of all runs, below the current folder."""
-LIBRARIES = ("timm", "torchvision", "transformers", "diffusers")
-"""Those whose models are targets by their names, without a file."""
 HERE, ON_CLUSTER = "*/run.json", "*/*/run.json"
 """Where runs are below it; the folder of a cluster's holds one for each type of machine."""
-
-
-def is_same_target(one: str, other: str) -> bool:
-    """Whether two specs name the same target, as ``./model.py`` and ``model.py`` do."""
-    if library_model(one):
-        return library_model(one) == library_model(other)
-    (place, name), (other_place, other_name) = split_spec(one), split_spec(other)
-    if place.endswith(".py") and other_place.endswith(".py"):
-        return (Path(place).resolve(), name) == (
-            Path(other_place).resolve(),
-            other_name,
-        )
-    return (place, name) == (other_place, other_name)
-
-
-def split_spec(spec: str) -> tuple[str, str]:
-    """Split ``PATH``, ``PATH:NAME`` or ``package.module:NAME``; the name may be empty."""
-    place, colon, name = spec.rpartition(":")
-    return (place, name) if colon and name.isidentifier() else (spec, "")
-
-
-def library_model(spec: str) -> tuple[str, str, dict[str, str]] | None:
-    """Library, model and options of ``LIBRARY:MODEL?KEY=VALUE&KEY=VALUE``; None of other specs."""
-    library, colon, rest = spec.partition(":")
-    if library not in LIBRARIES or not colon:
-        return None
-    model, _, query = rest.partition("?")
-    pairs = (each.partition("=") for each in query.split("&") if each)
-    return library, model, {key: value for key, _, value in pairs}
 
 
 def every(
@@ -58,15 +28,6 @@ def every(
     """Folders of runs, the most recently changed last."""
     found = [p for pattern in patterns for p in folder.glob(pattern)]
     return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]
-
-
-def short_name(spec: str) -> str:
-    """What a run's folder is called after: the file, module or model of a target."""
-    place, _ = split_spec(spec)
-    stem = Path(place).stem if place.endswith(".py") else place.rsplit(".", 1)[-1]
-    if found := library_model(spec):
-        stem = found[1]
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
 
 
 def new_folder(spec: str) -> RunFolder:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autocompile.store.runs import library_model, split_spec
+from autocompile.store.targets import library_model, split_spec
 
 
 @dataclass(frozen=True)

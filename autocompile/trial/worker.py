@@ -11,7 +11,7 @@ from typing import Any
 
 from autocompile.protocol import requests
 from autocompile.store.record import Outcome, Record, Step, TaskResult
-from autocompile.store.runs import split_spec
+from autocompile.store.targets import split_spec
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure import telemetry

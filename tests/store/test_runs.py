@@ -37,15 +37,8 @@ from autocompile.settings.tuned import Tuned
 from autocompile.space.space import Plan, SearchSpace
 from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, RunFolder, Step
-from autocompile.store.runs import (
-    HERE,
-    ON_CLUSTER,
-    find,
-    is_same_target,
-    latest_of,
-    new_folder,
-    shown,
-)
+from autocompile.store.runs import HERE, ON_CLUSTER, find, latest_of, new_folder, shown
+from autocompile.store.targets import is_same_target
 
 # Which run ---------------------------------------------------------------------------------------
 

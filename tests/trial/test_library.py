@@ -19,11 +19,11 @@ from in_process import Try
 
 from autocompile.commands.cluster import shipment_of
 from autocompile.errors import TargetError
-from autocompile.space.space import target_spec
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.record import Outcome
-from autocompile.store.runs import is_same_target, library_model, new_folder
+from autocompile.store.runs import new_folder
 from autocompile.store.sources import sources_of
+from autocompile.store.targets import is_same_target, library_model, target_spec
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything

@@ -16,7 +16,7 @@ from in_process import Try
 
 from autocompile.errors import TargetError
 from autocompile.settings.config import CompileConfig
-from autocompile.store.runs import split_spec
+from autocompile.store.targets import split_spec
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import make_side, phases_of
 from autocompile.trial.model.target import (

@@ -23,7 +23,7 @@ import torch
 
 from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
-from autocompile.store.runs import library_model
+from autocompile.store.targets import library_model
 from autocompile.trial.model.target import Target, sum_of_floats
 
 # Of an input the number of values of whole numbers, else 0, and the shape of one sample.

@@ -18,7 +18,7 @@ from autocompile.protocol.requests import AlgorithmRequest, AlgorithmResult
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
 from autocompile.settings.tuned import TunedSet
 from autocompile.store.record import Step
-from autocompile.store.runs import split_spec
+from autocompile.store.targets import split_spec
 from autocompile.trial.channel import Channel
 from autocompile.trial.measure.timing import timer_of
 from autocompile.trial.model.load import import_target

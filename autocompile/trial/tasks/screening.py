@@ -14,7 +14,7 @@ from autocompile.estimate.intervals import median
 from autocompile.protocol.requests import TrialRequest
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import CallKind, Measurement, Outcome, Record, Step
-from autocompile.store.runs import split_spec
+from autocompile.store.targets import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import memory, telemetry
