@@ -91,12 +91,10 @@ class Result:
         model: Model,
         phase: str | None = None,
         optimizer: Any = None,
-        **padding: Any,
     ) -> Model:
         """Apply ``config`` of a phase in place, as :func:`autocompile.apply` does.
 
-        ``pad`` and ``unpad`` are as there. A phase may be left out if the run has one forward
-        phase.
+        A phase may be left out if the run has one forward phase.
         """
         from autocompile.runtime.apply import apply
 
@@ -106,8 +104,7 @@ class Result:
             if n == phase or (phase is None and phase_of(n).is_forward)
         ]
         size = self.best[asked[0]].batch_size if asked else None
-        given = {"batch_size": size, "optimizer": optimizer, **padding}
-        applied: Any = apply(model, self, phase, **given)  # type: ignore[type-var]
+        applied: Any = apply(model, self, phase, batch_size=size, optimizer=optimizer)  # type: ignore[type-var]
         return applied  # type: ignore[no-any-return]
 
     def apply_to(self, algorithm_config: Any) -> Any:

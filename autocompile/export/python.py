@@ -203,25 +203,12 @@ def _isolates(report: Report, config: CompileConfig) -> bool:
     return config.isolates_recompiles and tuple(map(int, version)) >= (2, 13)
 
 
-def _notes(config: CompileConfig) -> list[str]:
-    """What marks are in plain torch, where the inputs have names, and whence the functions are."""
-    marks = [
-        f"# before calls: torch._dynamo.mark_dynamic({name}, {axis}, min={low}, max={high})"
-        for name, axis, low, high in config.mark_dynamic
-        if isinstance(name, str)
-    ]
-    return marks + [
-        f"# {name}(): of the file that was tuned" for name in config.padding
-    ]
-
-
 def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str]:
     """Imports for the lines of a choice, besides torch."""
     if choice.config is None:
         return []
     if uses_apply(report, choice.config):
-        notes = [file_note(report), *_notes(choice.config)]
-        return ["import autocompile", *(notes if with_note else ())]
+        return ["import autocompile", *([file_note(report)] if with_note else ())]
     known = choice.config.entry
     lines = ["import os"] if known.variables else []
     lines += [
@@ -263,7 +250,6 @@ def _apply_line(choice: Choice) -> str:
         given += f", batch_size={literal(choice.batch_size)}"
     if phase.steps:
         given += ", optimizer=optimizer"
-    given += "".join(f", {name}={name}" for name in (choice.config or EAGER).padding)
     if choice.config is not None and choice.config.scope == "step":
         return f"{phase.whole} = autocompile.apply({phase.whole}, {given})"
     return f"autocompile.apply(model, {given})"

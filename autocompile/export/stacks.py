@@ -175,12 +175,6 @@ def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig,
             f"{stack} trains, and {config.label()} computes no gradients",
             hint=command(report, "--to python"),
         )
-    if config.buckets:
-        raise ExportError(
-            f"{stack} has no form for a setting that pads calls",
-            "it calls pad(inputs, size) of the file that was tuned",
-            hint=command(report, "--to python"),
-        )
     evidence = header(report, f"{stack} settings") + _evidence(choice, stack)
     step = found.get(OPTIMIZER_STEP)
     if step and step.config:

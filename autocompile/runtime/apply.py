@@ -27,8 +27,6 @@ def apply(
     *,
     batch_size: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    pad: Callable[[Any, int], Any] | None = None,
-    unpad: Callable[[Any, int], Any] | None = None,
 ) -> Used:
     """Apply tuned settings in place; checkpoint keys stay, and new weights take effect.
 
@@ -47,9 +45,6 @@ def apply(
         batch_size: selects the nearest measured size; if left out, the target's own or the largest.
         optimizer: its ``step`` is changed in place, by the settings of ``optimizer_step`` or to the
             implementation that the phase was measured with.
-        pad: that of the target's file, where the setting pads calls; it gets the inputs as there,
-            and so does ``unpad`` the outputs.
-        unpad: that of the target's file, where it has one.
 
     Raises:
         UsageError: no such settings, or they do not fit the model or optimizer.
@@ -79,9 +74,8 @@ def apply(
         warnings.warn(f"before the first step: {line}", stacklevel=2)
     steps = tuned.at(phases.OPTIMIZER_STEP) if name in phases.FORWARD_PHASES else None
     optimizers = [optimizer] if optimizer is not None else []
-    padding = {name: f for name, f in (("pad", pad), ("unpad", unpad)) if f is not None}
     step = steps.config if steps else None
-    return apply_config(model, name, config, optimizers, step, padding)
+    return apply_config(model, name, config, optimizers, step)
 
 
 def _demand_fit(

@@ -18,7 +18,6 @@ from autocompile.errors import UsageError, first_words
 from autocompile.runtime.compiling import compile_function, repeated_blocks
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
-from autocompile.runtime.sizes import parameters_of, with_marks, with_padding
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 
@@ -164,8 +163,7 @@ class Compiled:
     setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: RLModules
     disable gradients only inside the method, but Dynamo calls the backend in the caller's grad
     mode. ``or_eager`` uses the original if that works and the compiled function fails. ``device``
-    is the type of device for autocast, where no ``model`` has parameters; ``padding`` is the user's
-    ``pad`` and ``unpad`` by name.
+    is the type of device for autocast, where no ``model`` has parameters.
     """
 
     def __init__(
@@ -176,9 +174,7 @@ class Compiled:
         grad: bool = True,
         or_eager: bool = False,
         device: str = "cpu",
-        padding: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        self._padding = _demanded(config, padding or {})
         self.function, self.config = function, config
         self.failed = ""  # why it runs uncompiled
         self.calls = 0
@@ -265,11 +261,6 @@ class Compiled:
         name = f"tuned_{next(_PROGRAMS)}"
         function = self.function if is_users else with_own_code(self.function, name)
         compiled = compile_function(function, self.config, self._model)
-        names = parameters_of(
-            self.function if self._model is None else self._model.forward
-        )
-        compiled = with_marks(compiled, self.config.mark_dynamic, names)
-        compiled = with_padding(compiled, self.config.buckets, names, self._padding)
         result = compiled(*args, **kwargs)
         self._compiled = compiled
         return result
@@ -281,15 +272,13 @@ def apply_config(
     config: CompileConfig,
     optimizers: Sequence[torch.optim.Optimizer] = (),
     step: CompileConfig | None = None,
-    padding: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Used:
     """Make a model and its optimizers use the setting of a phase: in trials, and for users.
 
     Of a training step and of a learner's update the model is compiled with its backward pass; loss,
     ``backward()`` and the optimizers' steps stay outside. ``model`` is changed in place; for scope
     ``step`` it is the function that does the step. ``step`` is the setting of the optimizers beside
-    a forward phase, ``padding`` the user's ``pad`` and ``unpad`` by name. Returns what to call from
-    now on: the model, or the compiled function.
+    a forward phase. Returns what to call from now on: the model, or the compiled function.
     """
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
@@ -300,7 +289,7 @@ def apply_config(
         device = weights[0].device.type if weights else "cpu"
         applied: Any = model
         if not _is_untouched(config):
-            applied = Compiled(model, config, device=device, padding=padding)
+            applied = Compiled(model, config, device=device)
         return applied  # type: ignore[no-any-return]
     if phase == phases.OPTIMIZER_STEP:
         prepare_model(model, config)
@@ -311,7 +300,7 @@ def apply_config(
             phase = phases.FORWARD_TRAIN
         elif is_whole:
             phase = phases.FORWARD
-    apply_to_phase(model, phase, config, padding=padding)
+    apply_to_phase(model, phase, config)
     return model
 
 
@@ -320,7 +309,6 @@ def apply_to_phase(
     phase: str,
     config: CompileConfig,
     or_eager: bool = False,
-    padding: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Compiled | None:
     """Make a module use a setting in a forward phase; returns None if it runs as it is."""
     if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
@@ -345,7 +333,7 @@ def apply_to_phase(
     )
     grad = phase in (phases.FORWARD, phases.FORWARD_TRAIN)
     function = uncompiled.__get__(module)
-    compiled = Compiled(function, config, module, grad, or_eager, padding=padding)
+    compiled = Compiled(function, config, module, grad, or_eager)
     vars(module)[name] = compiled
     return compiled
 
@@ -405,21 +393,6 @@ class _Step:
 def _is_untouched(config: CompileConfig) -> bool:
     """Whether a function of the setting is the function itself."""
     return config.is_eager and config.autocast == "none" and not config.process
-
-
-def _demanded(
-    config: CompileConfig, padding: Mapping[str, Callable[..., Any]]
-) -> Mapping[str, Callable[..., Any]]:
-    """The user's functions; a UsageError if one that a setting needs is missing."""
-    for name in config.padding:
-        if name not in padding:
-            given = ", ".join(f"{each}={each}" for each in config.padding)
-            raise UsageError(
-                f"the setting pads calls to sizes {', '.join(map(str, config.edges))}, which needs "
-                f"{name}(..., size) of the file that was tuned",
-                hint=f"autocompile.apply(model, settings, {given})",
-            )
-    return padding
 
 
 def _has_blocks(value: Any) -> bool:

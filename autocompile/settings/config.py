@@ -59,12 +59,6 @@ class CompileConfig:
     fullgraph: bool = False  # a graph break is an error
     dynamic: bool | None = None  # None lets torch decide after the first recompile
     recompile_limit: int | None = None  # programs for one function; None is torch's 8
-    # Axes of inputs that Dynamo takes for dynamic at once: argument, axis, least and greatest size.
-    # An argument is a name, a position, or None for a tensor that is the only input.
-    mark_dynamic: tuple[tuple[str | int | None, int, int, int], ...] = ()
-    # Sizes that calls are padded up to: argument and axis that tell a call's size, the sizes, and
-    # whether results are cut back by the user's ``unpad``.
-    buckets: tuple[Any, ...] = ()
     # What is compiled: "model", "regional" for the blocks that the model repeats, each by itself,
     # or "step" for a whole training step: forward and backward passes, loss and optimizer. A phase
     # without a model compiles its function.
@@ -117,14 +111,6 @@ class CompileConfig:
                 f"mode {self.mode!r} and {more} cannot go together",
                 "torch.compile takes either a mode or options, of which a filter of guards is one",
             )
-        for d in DIMENSIONS:
-            value = getattr(self, d.name)
-            try:
-                object.__setattr__(self, d.name, d.read(value))
-            except (TypeError, ValueError):
-                raise UsageError(
-                    f"{d.name} {value!r} is not a value of this setting"
-                ) from None
         for d, value in self.changed():
             if type(value) not in d.kinds:
                 raise UsageError(f"{d.name} {value!r} is not a value of this setting")
@@ -165,16 +151,6 @@ class CompileConfig:
         """Whether its limit of programs is of its own compile alone, where torch can do so."""
         # Blocks share programs.
         return self.recompile_limit is not None and self.scope != "regional"
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """The sizes that calls are padded to."""
-        return self.buckets[2] if self.buckets else ()
-
-    @property
-    def padding(self) -> tuple[str, ...]:
-        """The functions of the user's that it needs."""
-        return ("pad", *(["unpad"] if self.buckets[3] else [])) if self.buckets else ()
 
     @functools.cached_property
     def is_plain_eager(self) -> bool:
@@ -303,25 +279,16 @@ class CompileConfig:
         coarse |= {
             f"{n}={getattr(self, n)}" for n in ("scope", "freezing")
         } - _PLAIN_FAMILIES
-        if sizes := self._of_sizes:
-            coarse.add(sizes)
+        if self.dynamic is not None:
+            coarse.add(f"dynamic={self.dynamic}")
         return frozenset(f"{self.backend} {name}".strip() for name in (coarse or {""}))
-
-    @property
-    def _of_sizes(self) -> str:
-        """How it serves calls of several sizes; empty where torch decides."""
-        if self.buckets or self.mark_dynamic:
-            return "padded" if self.buckets else "marked"
-        return "" if self.dynamic is None else f"dynamic={self.dynamic}"
 
     @property
     def programs(self) -> int:
         """How many programs it compiles for one function, about: torch's own choice is two."""
-        if self.buckets:
-            return len(self.edges)
         if self.dynamic is False:
             return (self.recompile_limit or 8) // 2
-        return 1 if self.mark_dynamic or self.dynamic else 2
+        return 1 if self.dynamic else 2
 
     @functools.cached_property
     def features(self) -> frozenset[str]:

@@ -36,10 +36,6 @@ GUARD_FILTERS = {
 
 
 _LIMIT = 8  # of programs for one function: torch._dynamo.config.recompile_limit
-_LARGEST = 2**31 - 1  # of sizes in a setting
-_WITH_BUCKETS = {
-    "dynamic", "recompile_limit", "buckets", "optimizer", "memory_format", "environment"
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,6 @@ class Place:
         False  # a call changes the model's own buffers, as of a static cache
     )
     kinds: int = 1  # how many of the calls differ in shapes or plain arguments
-    marks: tuple[Any, ...] = ()  # of the calls: a value of ``mark_dynamic``
-    buckets: tuple[
-        Any, ...
-    ] = ()  # values of ``buckets``, where the target pads its inputs
 
 
 @dataclass(frozen=True)
@@ -79,8 +71,6 @@ class Dimension:
     # values come from the installed torch.
     values: Callable[[Place], tuple[Any, ...]] | None = None
     kinds: tuple[type, ...] = (str,)  # types of its values
-    # The form that a value has in a setting, of that in JSON; raises a ValueError or TypeError.
-    read: Callable[[Any], Any] = lambda value: value
     by_name: bool = (
         False  # tried only where asked for: it changes numbers or drops a check
     )
@@ -211,10 +201,10 @@ def _no_freezing(place: Place) -> str:
 
 def _some_limits(place: Place) -> tuple[int | None, ...]:
     """A limit is needed where there are more shapes than torch makes programs for."""
-    most = max((place.kinds, *(len(edges) for _, _, edges, _ in place.buckets)))
-    if most <= _LIMIT:
+    if place.kinds <= _LIMIT:
         return (None,)
-    return (None, 1 << most.bit_length())  # a power of two, so that a few more fit
+    # A power of two, so that a few more fit.
+    return (None, 1 << place.kinds.bit_length())
 
 
 def _takes_static(config: CompileConfig, place: Place) -> str:
@@ -222,71 +212,9 @@ def _takes_static(config: CompileConfig, place: Place) -> str:
         return ""
     if place.phase == LEARNER_UPDATE and place.kinds > 1:
         return "the train batches of a learner have more sizes than a pass shows"
-    # Of padded calls too, since they may differ in more than the axis that is padded.
-    programs = max(place.kinds, len(config.edges))
-    if programs <= _LIMIT or config.recompile_limit:
+    if place.kinds <= _LIMIT or config.recompile_limit:
         return ""
-    return f"{programs} kinds of calls pass torch's limit of {_LIMIT} programs"
-
-
-def _read_argument(value: Any) -> str | int | None:
-    """An input of a call: its name, its position, or None for one that is the only one."""
-    if value is None or (
-        isinstance(value, str) and value.isidentifier() and value.isascii()
-    ):
-        return value
-    return _read_size(value, 0)
-
-
-def _read_size(value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value <= _LARGEST:
-        raise ValueError(value)
-    return value
-
-
-def _read_marks(value: Any) -> tuple[tuple[str | int | None, int, int, int], ...]:
-    return tuple(
-        # Sizes 0 and 1 are constants to Dynamo.
-        (
-            _read_argument(name),
-            _read_size(axis, 0),
-            _read_size(low, 2),
-            _read_size(high, low),
-        )
-        for name, axis, low, high in value
-    )
-
-
-def _read_buckets(value: Any) -> tuple[Any, ...]:
-    if value in ((), []):
-        return ()
-    name, axis, given, unpads = value
-    edges = tuple(_read_size(edge, 1) for edge in given)
-    if not edges or list(edges) != sorted(set(edges)) or type(unpads) is not bool:
-        raise ValueError(value)
-    return _read_argument(name), _read_size(axis, 0), edges, unpads
-
-
-def _takes_marks(config: CompileConfig, place: Place) -> str:
-    if config.dynamic is not None:
-        return "marks of axes are for dynamic=None"
-    if not config.entry.by_inductor:  # where a compile takes long
-        return "axes are marked for Inductor only"
-    return "the inputs of blocks are not marked" if config.scope == "regional" else ""
-
-
-def _takes_buckets(config: CompileConfig, place: Place) -> str:
-    if config.dynamic is not False:
-        return "calls are padded for static shapes"
-    # Few, since each compiles as many programs as there are sizes.
-    with_graphs = config.mode == "reduce-overhead" and place.device == "cuda"
-    others = {d.name for d, _ in config.changed() if not d.by_name} - _WITH_BUCKETS
-    is_tried = not others or (with_graphs and others == {"mode"})
-    return (
-        ""
-        if is_tried
-        else "padded calls are tried with Inductor's defaults and CUDA graphs"
-    )
+    return f"{place.kinds} kinds of calls pass torch's limit of {_LIMIT} programs"
 
 
 _argument = functools.partial(Dimension, needs_compiler=True, applied="argument")
@@ -322,16 +250,6 @@ DIMENSIONS = (
         values=_some_limits, kinds=(int, type(None)),
         why_not=lambda config, _: "" if config.dynamic is False else "it is for static shapes",
         label=lambda count: f"up to {count} programs",
-    ),
-    Dimension(
-        "mark_dynamic", (), values=lambda place: ((), place.marks) if place.marks else ((),),
-        kinds=(tuple,), read=_read_marks, why_not=_takes_marks, needs_compiler=True,
-        label=lambda marks: "axes marked dynamic",
-    ),
-    Dimension(
-        "buckets", (), values=lambda place: ((), *place.buckets), kinds=(tuple,),
-        read=_read_buckets, why_not=_takes_buckets, needs_compiler=True,
-        label=lambda buckets: f"padded to {', '.join(map(str, buckets[2]))}",
     ),
     Dimension(
         "scope", "model", "comma list of model, regional, step", ("model", "regional", "step"),

@@ -370,10 +370,6 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
 
 def _place(phase: str, probe: ProbeResult) -> Place:
     target = probe.target
-    work = workload_of(phase, target)
-    sizes = (
-        {} if phase_of(phase).is_own else work
-    )  # what a step gives the model is not known
     return Place(
         phase,
         probe.environment["device"].split(":")[0],
@@ -382,9 +378,7 @@ def _place(phase: str, probe: ProbeResult) -> Place:
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
         target.get("writes_buffers", {}).get(phase, False),
-        work.get("kinds", 1),
-        tuple(sizes.get("mark_dynamic", ())),
-        tuple(sizes.get("buckets", ())),
+        workload_of(phase, target).get("kinds", 1),
     )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
-from autocompile.settings.config import EAGER
 from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.trial.measure.telemetry import recompile_reasons
 
@@ -20,11 +19,6 @@ _REFUSED = re.compile(
     r"unexpected keyword argument|Unrecognized mode|Unexpected optimization option"
     r"|Invalid backend|is only supported|not supported on this|Cannot find a working triton"
 )
-_OTHER_SHAPE = re.compile(r" has shape \(")
-_CONSTANT = re.compile(
-    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
-)
-_UNPAD = "results of padded calls keep the padded shape: define unpad(outputs, size) beside pad()"
 
 
 class Failed(Exception):
@@ -85,9 +79,6 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
     """Put the outcome and the words of an exception at a step into a result."""
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
-        config = getattr(result, "config", EAGER)
-        if config.padding == ("pad",) and _OTHER_SHAPE.search(result.message):
-            result.message += f"; {_UNPAD}"
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
@@ -96,12 +87,6 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         ]  # what went on until the limit
         result.message = (
             f"compiled anew until torch's limit, and eager from there: {why}"
-        )
-    if constant := _CONSTANT.search(str(error)):
-        result.message = (
-            "{} is a constant of the model, {}, and was marked dynamic".format(
-                *constant.groups()
-            )
         )
     if isinstance(error, AutocompileError):
         result.message = what = error.what

@@ -1,7 +1,7 @@
 """Seconds of the first calls of a program and of those after them, where shapes differ.
 
 Compared are eager mode, what people write (plain ``torch.compile()``, ``dynamic=True``,
-``mode="reduce-overhead"`` on a GPU, buckets of powers of two where the workload can be padded),
+``mode="reduce-overhead"`` on a GPU, padding to powers of two where the workload has ``bucket``),
 what ``autocompile tune`` picks for one shape, and what it picks for the workload, with
 ``--horizon`` too. Picks are applied by the file that is exported. Each program runs in fresh
 processes of its own, in turns, with an empty compiler cache, on sizes that no tune has seen.
@@ -72,12 +72,7 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
     if phase == "forward":
         model.eval()
         if choices:
-            padding = {
-                n: getattr(workload, n)
-                for n in ("pad", "unpad")
-                if hasattr(workload, n)
-            }
-            autocompile.apply(model, tuned, phase, **padding)
+            autocompile.apply(model, tuned, phase)
         return torch.no_grad()(lambda inputs: forward(pad(inputs)))
 
     optimizer = workload.get_optimizer(model)

@@ -98,12 +98,8 @@ def get_calls() -> Iterator[dict[str, torch.Tensor]]:
         yield batch(length)
 
 
-def pad(inputs: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
-    """The inputs with ``size`` tokens, of which the new ones are masked."""
-    more = size - inputs["ids"].shape[1]
-    return {name: nn.functional.pad(x, (0, more)) for name, x in inputs.items()}
-
-
 def bucket(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What one writes by hand: up to the next power of two."""
-    return pad(inputs, 1 << (inputs["ids"].shape[1] - 1).bit_length())
+    """What one writes by hand: lengths up to the next power of two, the new tokens masked."""
+    length = inputs["ids"].shape[1]
+    more = (1 << (length - 1).bit_length()) - length
+    return {name: nn.functional.pad(x, (0, more)) for name, x in inputs.items()}

@@ -386,30 +386,6 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
             export(plain, to)
 
 
-def test_marks_and_sizes_are_lines_of_ours_and_a_comment_says_what_plain_torch_does(
-    plain: Report,
-) -> None:
-    change_config(
-        plain, "forward", mark_dynamic=[["ids", 1, 9, 256], ["mask", 1, 9, 256]]
-    )
-    text = export(plain, "python")
-    assert (
-        "\n# before calls: torch._dynamo.mark_dynamic(mask, 1, min=9, max=256)\n"
-        in text
-    )
-    assert text.endswith(
-        'autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n'
-    )
-    sizes = {"dynamic": False, "buckets": ["ids", 1, [16, 32], True]}
-    change_config(plain, "forward", mark_dynamic=[[0, 1, 9, 256]], **sizes)
-    text = export(plain, "python")
-    assert "mark_dynamic" not in text
-    assert text.endswith('"forward", batch_size=16, pad=pad, unpad=unpad)\n')
-    for to in STACKS:
-        with pytest.raises(ExportError, match="no form for a setting that pads calls"):
-            export(plain, to)
-
-
 @pytest.mark.parametrize(
     ("torch", "said"),
     [

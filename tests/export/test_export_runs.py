@@ -52,17 +52,6 @@ def counting(graph, inputs):
     print("counting backend called")
     return graph.forward
 """
-PADDING = """
-import __main__
-
-def pad(inputs, size):
-    return torch.nn.functional.pad(inputs, (0, 0, 0, size - len(inputs)))
-
-def unpad(outputs, size):
-    return outputs[:size]
-
-__main__.pad, __main__.unpad = pad, unpad
-"""
 RL_CONFIG = """
 from gymnasium.spaces import Box, Discrete
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -333,7 +322,7 @@ with torch.no_grad():
         ),
         ({"backend": "inductor", "freezing": True}, WIDE, FOLLOWS, ["False True"]),
         (
-            {"mark_dynamic": [[None, 0, 2, 64]]},
+            {"dynamic": True},
             MODEL,
             "for n in (5, 9, 2): model(torch.zeros(n, 4))",
             ["graphs 1"],
@@ -346,12 +335,6 @@ with torch.no_grad():
             MODEL,
             "for n in range(2, 14): model(torch.zeros(n, 4))",
             ["graphs 12"],
-        ),
-        (
-            {"dynamic": False, "buckets": [None, 0, [4, 8], True]},
-            PADDING + MODEL,
-            "for n in range(1, 8): print(len(model(torch.zeros(n, 4))))",
-            [*"1234567", "graphs 2"],
         ),
     ],
 )

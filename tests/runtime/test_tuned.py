@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
+import itertools
 import json
 import pickle
 import warnings
@@ -281,6 +283,31 @@ def test_models_of_one_class_are_compiled_each_however_many_there_are() -> None:
         autocompile.apply(model, made)
         model(x)
         assert graphs() == before + 1
+
+
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="this torch.compile has no isolate_recompiles",
+)
+def test_a_limit_is_of_its_own_compile_alone() -> None:
+    """Two of one function, with more programs together than each may have."""
+
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    config = CompileConfig("aot_eager", dynamic=False, recompile_limit=16)
+    here = describe(torch.device("cpu"))
+    tuned = Tuned(
+        {"forward": (Choice(config, None, {"value": 1.5}, 3),)}, here, "model.py"
+    )
+    models = [autocompile.apply(Twice(), tuned) for _ in range(2)]
+    captured = torch._dynamo.utils.counters["stats"]
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        before = captured["unique_graphs"]
+        for model, size in itertools.product(models, range(2, 14)):
+            model(torch.ones(size))
+    assert captured["unique_graphs"] == before + 2 * 12
 
 
 def test_what_fails_goes_on_uncompiled_where_that_is_asked_for() -> None:

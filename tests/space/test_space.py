@@ -32,12 +32,7 @@ OFFERED = ProbeResult(
 )
 CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
 BLOCKS = dataclasses.replace(CNN, regions="4 Block")
-LENGTHS = dataclasses.replace(
-    CNN,
-    kinds=12,
-    marks=(("ids", 1, 9, 256),),
-    buckets=(("ids", 1, (16, 64, 256), False), ("ids", 1, (24, 40, 64, 200), False)),
-)
+LENGTHS = dataclasses.replace(CNN, kinds=12)
 ADAM = Place("optimizer_step", "cpu", optimizers=("fused", "tensor_lr"))
 
 
@@ -166,33 +161,13 @@ def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None
     assert not why_not(dataclasses.replace(config, scope="model"), place)
 
 
-def test_calls_are_padded_for_static_shapes_and_marked_for_torchs_own_choice() -> None:
-    every = configs(space(LENGTHS, backends=("inductor", "onnxrt")))
-    padded, marked = (
-        [c for c in every if getattr(c, n)] for n in ("buckets", "mark_dynamic")
-    )
-    assert len(padded) == 2 * 2  # with and without channels_last
-    assert all(
-        (c.backend, c.dynamic, c.recompile_limit) == ("inductor", False, 16)
-        for c in padded
-    )
-    assert marked and all(c.dynamic is None and not c.buckets for c in marked)
-    assert not any(c.buckets or c.mark_dynamic for c in configs(space(CNN)))
-    on_gpu = dataclasses.replace(LENGTHS, device="cuda")
-    graphs = CompileConfig(
-        mode="reduce-overhead",
-        dynamic=False,
-        recompile_limit=16,
-        buckets=LENGTHS.buckets[0],
-    )
-    assert (why_not(graphs, on_gpu), bool(why_not(graphs, LENGTHS))) == ("", True)
-
-
-def test_a_limit_has_room_for_every_size_that_calls_are_padded_to() -> None:
-    edges = tuple(1 << n for n in range(3, 13))
-    few = dataclasses.replace(LENGTHS, kinds=3, buckets=(("ids", 1, edges, False),))
-    (padded,) = {c.recompile_limit for c in configs(space(few)) if c.buckets}
-    assert padded == 16
+def test_more_shapes_than_torch_makes_programs_for_are_tried_static_with_a_limit() -> (
+    None
+):
+    for kinds, limits in ((1, set()), (8, {None}), (12, {16}), (40, {64})):
+        every = configs(space(dataclasses.replace(CNN, kinds=kinds)))
+        assert {c.recompile_limit for c in every if c.dynamic is False} == limits
+        assert {c.recompile_limit for c in every if c.dynamic is not False} == {None}
 
 
 def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:

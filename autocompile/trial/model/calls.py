@@ -16,8 +16,6 @@ from autocompile.errors import TargetError, first_words
 from autocompile.store.calls import MOST, RecordedCalls
 from autocompile.trial.verify.outputs import tensors_by_path
 
-_QUANTILES = 4  # sizes that calls are padded to, each for as many calls
-
 
 class Calls(tuple[Any, ...]):
     """The inputs of each call of a pass, in order."""
@@ -233,87 +231,3 @@ def _differing(
         if len(set(seen)) > 1:
             sizes.setdefault(seen, []).append((key, axis))
     return sizes
-
-
-def marks(calls: Calls, names: Sequence[str]) -> list[list[Any]]:
-    """Of the setting ``mark_dynamic``: each axis that differs, with its least and greatest size.
-
-    ``names`` are the parameters of what is called. An axis that has size 0 or 1 in a call is left
-    out: these are constants to Dynamo.
-    """
-    differing = _differing([_arguments(inputs, names) for inputs in calls])
-    return [
-        [argument, axis, min(seen), max(seen)]
-        for seen, axes in differing.items()
-        for argument, axis in axes
-        if min(seen) > 1
-    ]
-
-
-def buckets(
-    calls: Calls, names: Sequence[str], padding: Mapping[str, Callable[..., Any]]
-) -> list[list[Any]]:
-    """Of the setting ``buckets``: powers of two, and quantiles of the sizes of the calls.
-
-    The axis that tells a call's size is the one that the user's ``pad`` changes.
-
-    Raises:
-        TargetError: ``pad`` fails, or gives another size.
-    """
-    groups = _differing([_arguments(inputs, names) for inputs in calls])
-    if not padding or not groups:
-        return []
-    inputs = pytree.tree_map(
-        lambda x: x, by_name(calls[0], names)
-    )  # its dict stays as it is
-    before = _arguments(inputs, names)
-    wanted = 1 + max(n for x in before.values() for n in x.shape)
-    asked = f"pad(inputs, {wanted}) of the target"
-    hint = "return the inputs with size along the axis that differs; give other helpers other names"
-    try:
-        after = _arguments(padding["pad"](inputs, wanted), names)
-    except Exception as error:
-        raise TargetError(f"{asked} fails: {first_words(error)}", hint=hint) from error
-    found = [
-        (argument, axis, sorted(seen))
-        for seen, axes in groups.items()
-        for argument, axis in axes
-        if argument in after and after[argument].shape[axis : axis + 1] == (wanted,)
-    ]
-    if not found:
-        gives = f"it gives {in_words(after)} for inputs of {in_words(before)}"
-        what = f"{asked} gives no tensor of size {wanted} along an axis that differs between calls"
-        raise TargetError(what, gives, hint=hint)
-    argument, axis, sizes = found[0]
-    powers = [
-        1 << n
-        for n in range((sizes[0] - 1).bit_length(), (sizes[-1] - 1).bit_length() + 1)
-    ]
-    quantiles = sorted(
-        {sizes[-(-len(sizes) * n // _QUANTILES) - 1] for n in range(1, 1 + _QUANTILES)}
-    )
-    return [
-        [argument, axis, edges, "unpad" in padding]
-        for edges in ([powers] if powers == quantiles else [powers, quantiles])
-        if not {*sizes} <= {*edges}  # else nothing is padded
-    ]
-
-
-def by_name(inputs: Any, names: Sequence[str]) -> Any:
-    """The inputs as ``pad`` gets them: positional and named ones together are a dict."""
-    if isinstance(inputs, Arguments):
-        return {**dict(zip(names, inputs[0], strict=False)), **inputs[1]}
-    return inputs
-
-
-def _arguments(inputs: Any, names: Sequence[str]) -> dict[Any, torch.Tensor]:
-    """The tensors that are arguments themselves, as a setting names them."""
-    inputs = by_name(inputs, names)
-    if isinstance(inputs, (tuple, list)):
-        inputs = dict(enumerate(inputs))
-    elif not isinstance(inputs, dict):
-        inputs = {None: inputs}
-    named = {
-        k: x for k, x in inputs.items() if not isinstance(k, str) or k.isidentifier()
-    }
-    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}

@@ -33,7 +33,6 @@ from autocompile.trial.model.target import Target, call_model
 _FEW = 2  # samples of a batch that is only looked at
 # Functions that give no model.
 _BESIDE = ("get_calls", "get_inputs", "get_loss", "get_optimizer", "get_step")
-_PADDING = ("pad", "unpad")
 
 
 def import_target(spec: str) -> ModuleType:
@@ -148,7 +147,7 @@ def _from_module(module: ModuleType, place: str) -> Target:
             "KernelBench", module.Model(*module.get_init_inputs()), module, place
         )
     names = _names(module)
-    guesses = [name for name in names if name not in (*_BESIDE, *_PADDING)]
+    guesses = [name for name in names if name not in _BESIDE]
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {', '.join(names) or 'nothing'}",
@@ -209,13 +208,6 @@ def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target
     return _with_user_functions(target, module)
 
 
-def _padding(module: ModuleType) -> dict[str, Any]:
-    """``pad`` and ``unpad`` of a file; not those that it imports, such as torch's own."""
-    found = {name: getattr(module, name) for name in _PADDING if name in _names(module)}
-    found = {name: f for name, f in found.items() if not _why_not_callable(f, None, 1)}
-    return found if "pad" in found else {}
-
-
 def _with_user_functions(target: Target, module: ModuleType) -> Target:
     if hasattr(module, "get_inputs"):
         function = module.get_inputs
@@ -237,10 +229,6 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         target.choices["inputs"] = (
             "the file of calls" if is_file else "get_calls() of the target"
         )
-        target.padding = _padding(module)
-        if target.padding:
-            words = " and ".join(f"{name}()" for name in target.padding)
-            target.choices["padding"] = f"{words} of the target"
     if hasattr(module, "get_step"):
         if target.is_rl:
             what = "get_step() is for a plain model: RLlib's Learner has its own step"

@@ -288,7 +288,7 @@ def make_side(
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == phases.FORWARD:
         model.eval()
-        apply_config(model, phase, config, padding=target.padding)
+        apply_config(model, phase, config)
         side.unit = functools.partial(call_model, model)
     elif phases.PHASES[phase].is_forward:
         apply_config(model, phase, config)
@@ -320,9 +320,7 @@ def make_side(
         if phase == phases.TRAIN_STEP:
             step = _training_step(target, model.train(), optimizer)
         compiles = step if is_whole else model
-        applied: Any = apply_config(
-            compiles, phase, config, side.optimizers, padding=target.padding
-        )
+        applied: Any = apply_config(compiles, phase, config, side.optimizers)
         side.unit = applied if is_whole else step
         result = "loss" if phase == phases.TRAIN_STEP else ""
         _compare_training(side, _trained(side), result)

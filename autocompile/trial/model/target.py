@@ -47,8 +47,6 @@ class Target:
     )
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
-    # ``pad``, and ``unpad`` where there is one: the inputs and outputs of a call at another size.
-    padding: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     phase_inputs: dict[str, _Inputs] = field(
         default_factory=dict
     )  # in place of ``make_inputs``

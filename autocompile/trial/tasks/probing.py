@@ -17,7 +17,6 @@ from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
 from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
-from autocompile.runtime.sizes import parameters_of
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import (
     FORWARD,
@@ -33,10 +32,8 @@ from autocompile.trial.measure import environment, memory
 from autocompile.trial.measure.timing import block, timer_of
 from autocompile.trial.model.calls import (
     Calls,
-    buckets,
     in_words,
     kinds,
-    marks,
     shape_of,
 )
 from autocompile.trial.model.own_step import demand_calls
@@ -157,9 +154,7 @@ def _try_in_eager(
             result.target["workload"]["phases"] = [phase]
     if not target.is_rl:  # of RLlib's modules, the spaces give every shape
         draw = 0 if isinstance(inputs, Calls) else 1
-        _look_at_calls(
-            target, inputs, inputs_of(target, phase, size, seed, draw), result
-        )
+        _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
@@ -184,20 +179,13 @@ def _try_in_eager(
         result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
 
 
-def _look_at_calls(
-    target: Target, inputs: Any, others: Any, result: ProbeResult
-) -> None:
+def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
     """What differs between the calls; where one is timed and others may differ, a sentence.
 
     ``others`` are inputs with another seed, or of a workload those with the same one.
     """
     assert result.target is not None
     if isinstance(inputs, Calls):
-        parameters = parameters_of(target.model.forward)
-        result.target["workload"] |= {
-            "mark_dynamic": marks(inputs, parameters),
-            "buckets": buckets(inputs, parameters, target.padding),
-        }
         if [*map(shape_of, inputs)] != [*map(shape_of, others)]:
             result.target["choices"]["shapes"] = (
                 "get_calls() gives other shapes each time, although Python, NumPy and torch have "

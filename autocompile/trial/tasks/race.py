@@ -241,7 +241,6 @@ def exported_side(
         "optimizer": next(iter(side.optimizers), None),
         "side": side,
         "loss": target.loss,
-        **target.padding,
         FORWARD: (lambda m, x: m.forward_train(x)) if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
