@@ -28,8 +28,9 @@ from autocompile.result import (
     make_result,
     write_result,
 )
+from autocompile.search.deadlines import Deadlines
 from autocompile.search.effects import prior_of
-from autocompile.search.jobs import Budget, without_interrupts
+from autocompile.search.jobs import Interrupts
 from autocompile.search.opening import (
     demand_sense,
     described,
@@ -40,7 +41,7 @@ from autocompile.search.opening import (
 from autocompile.search.optuna_study import demand_usable, without_password
 from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
-from autocompile.search.study import Study
+from autocompile.search.study import Study, plain_runs_alone
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import (
     EFFORTS,
@@ -62,9 +63,6 @@ __all__ = ["load", "tune"]
 
 _BUSY = (
     0.2  # cores or shares of a GPU that others use: below this there is nothing to tell
-)
-_WORTH_MORE = (
-    0.25  # share of the budget left after races above which the search continues
 )
 
 
@@ -211,8 +209,8 @@ def tune(
             folder, plan.header, timeout_s, memory, memory, dict(plan.pythons)
         )
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
-        budget = Budget(total_s, trials, began, clock)
-        plan, probes = probe_all(plan, factory, executor, progress)
+        deadlines = Deadlines(total_s, began, clock)
+        plan, probes = probe_all(plan, factory, executor, progress, deadlines)
         demand_percentiles_known(plan, probes["default"].target)
         if (
             memory and not memory_limit_bytes
@@ -236,12 +234,19 @@ def tune(
         has_convolutions = run["target"].get("has_convolutions", False)
         priors = {p: prior_of(kind, p, has_convolutions) for p in spaces}
         settings = [setting for space in spaces.values() for setting in space.settings]
+        memory_bytes = run["environment"].get("device_memory_bytes")
+        plain_alone = plain_runs_alone(deadlines, memory_bytes, executor.slots)
+        run["batch_sizes"] = sizes
+        interrupts = Interrupts()
         study = Study(
-            sampler=make_sampler(sampler, settings, priors, sizes, plan.seed),
+            sampler=make_sampler(
+                sampler, settings, priors, sizes, plan.seed, plain_alone
+            ),
             job_factory=factory,
             executor=executor,
             progress=progress,
-            budget=budget,
+            deadlines=deadlines,
+            trials=trials,
             storage=storage,
             study_name=f"{owner}autocompile",
             calls_per_update=lambda phase, size: calls_between_updates(
@@ -249,47 +254,44 @@ def tune(
             ),
             passes=lambda phase: passes_of(phase, run),
             records=folder.read()[0],
-            memory_bytes=run["environment"].get("device_memory_bytes"),
+            memory_bytes=memory_bytes,
+            interrupts=interrupts,
         )
         progress.searching(
-            {n: f"{len(s.settings)} settings" for n, s in spaces.items()}, budget
+            {n: f"{len(s.settings)} settings" for n, s in spaces.items()}, deadlines
         )
         write_json(
             folder.run_json, run
         )  # from here on the run can be resumed and shown
         race = Race(study, plan.limits, sizes)
-        try:
-            while (
-                True
-            ):  # search on as long as much of the budget is left after the races
+        # From here on Ctrl-C ends what runs, and never what is written about it.
+        stack.enter_context(interrupts)
+        with contextlib.suppress(KeyboardInterrupt):  # a second one
+            has_more = True
+            while has_more and not interrupts.seen:  # as long as something is done
                 before = len(study.records)
                 study.search(race.needed_s)
                 race.run()
-                is_idle = len(study.records) == before
-                worth_s = _WORTH_MORE * (total_s or 0.0)
-                if study.is_done or is_idle or budget.left_s < worth_s:
-                    break
-            if only is None:
-                race.run_exported(
-                    exported_code(folder, run, study.records, plan.limits)
-                )
-            run["interrupted"] = False
-        except KeyboardInterrupt:
-            run["interrupted"] = True
-        rest = {} if only else study.rest()
-        if not (
-            run["interrupted"] or race.is_open or rest
-        ):  # otherwise a resumed run needs them
-            factory.drop_cache()
-    with without_interrupts():
+                has_more = len(study.records) > before
+            if only is None and not interrupts.seen:
+                codes = exported_code(folder, run, study.records, plan.limits)
+                race.run_exported(codes)
+        run["interrupted"] = interrupts.seen
+        rest, unseen = ({}, {}) if only else (study.rest(), study.unseen())
+        if not (run["interrupted"] or race.is_open or rest):
+            factory.drop_cache()  # a resumed run has no need of it
         records, facts = folder.read()
         if facts:
             progress.warning("; ".join(facts))
         run["spaces"] = {
-            name: {**one.account(records), "rest": rest.get(name, [])}
+            name: {
+                **one.account(records),
+                "rest": None if rest is None else rest.get(name, []),
+                "unseen": unseen.get(name, []),
+            }
             for name, one in spaces.items()
         }
-        run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
+        run["wall_s"] = run.get("wall_s", 0.0) + deadlines.spent_s
         write_json(folder.run_json, run)
         result = write_result(folder, run, records, plan.limits)
     if only is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from conftest import Clock
 from fakes import FakeExecutor, measured, probed
 
 import autocompile
@@ -13,6 +15,7 @@ from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.progress import Progress
 from autocompile.protocol.requests import RaceRequest, read_request
 from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, Step
 
 Request = Mapping[str, Any]
 Script = Callable[[Request], Ending]
@@ -140,3 +143,50 @@ class Recorder(FakeExecutor):
     def fresh(self) -> list[Job]:
         """The jobs with a new interpreter, those of exported code left out."""
         return [job for job, kind, _ in self.jobs if job.fresh and kind != "exported"]
+
+
+class Timed(FakeExecutor):
+    """Jobs run side by side and take ``wall_s`` by the clock of a test.
+
+    Args:
+        hangs: whether a job never ends by itself, by its request.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        clock: Clock,
+        probe: Ending | None = None,
+        slots: int = 1,
+        hangs: Callable[[Request], bool] = lambda request: False,
+    ) -> None:
+        super().__init__(script, probe, slots)
+        self.clock, self._hangs = clock, hangs
+        self._until: dict[int, tuple[float, Ended]] = {}
+        self.cancelled: list[int] = []
+
+    def start(self, job: Job) -> None:
+        super().start(job)
+        ended = self._events.pop()
+        assert isinstance(ended, Ended)
+        hangs = self._hangs(read_request(job.folder).to_dict())
+        wall_s = math.inf if hangs else ended.ending.wall_s
+        self._until[job.number] = self.clock.monotonic() + wall_s, ended
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        if self._events:
+            return super().wait(timeout_s)
+        now = self.clock.monotonic()
+        first = min(self._until.values(), key=lambda each: each[0], default=None)
+        if first is None or first[0] > now + timeout_s:
+            self.clock.work(timeout_s)
+            return []
+        self.clock.work(max(0.0, first[0] - now))
+        del self._until[first[1].number]
+        return [first[1]]
+
+    def cancel(self, number: int) -> None:
+        """It ends at once."""
+        ending = Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped")
+        self._until[number] = self.clock.monotonic(), Ended(number, ending)
+        self.cancelled.append(number)

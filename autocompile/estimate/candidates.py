@@ -52,6 +52,7 @@ class Candidate:
     same_code: tuple[int, ...] = ()  # numbers of the other trials with the same code
     warm_compile_s: float | None = None  # on a warm cache; None before a race
     slow_sets: int = 0  # left out because the machine was slower
+    tries: int = 0  # sets in which it was, those that are left out or failed included
     # Seconds of a call in every set, also those left out.
     processes: tuple[float, ...] = ()
 
@@ -132,7 +133,11 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         if members[0].config.is_baseline:
             again = [r for r in again if r.ok]
         if all(r.ok for r in again):
-            found.append(_candidate(members, again, eager))
+            numbers = {m.number for m in members}
+            sets = {r.race for r in every if r.repeats in numbers} - {None}
+            found.append(
+                dataclasses.replace(_candidate(members, again, eager), tries=len(sets))
+            )
     return found
 
 

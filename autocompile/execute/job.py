@@ -98,6 +98,21 @@ class JobFactory:
             python=self.pythons.get(environment),
         )
 
+    def again(self, job: Job) -> Job:
+        """The job of a second try: alone, in a fresh interpreter, with an empty cache again.
+
+        Its compile may take as long as any step: what others took may have been why it failed.
+        """
+        names = {path: name for name, path in self.pythons.items()}
+        environment = names.get(job.python or "", "default")
+        self._seed(self.cache_of(job.number), self._toolchain(environment))
+        return dataclasses.replace(
+            job,
+            fresh=True,
+            compile_timeout_s=None,
+            memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
+        )
+
     def probe_job(
         self, request: ProbeRequest, compiles: bool, environment: str = "default"
     ) -> Job:

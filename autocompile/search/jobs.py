@@ -1,75 +1,88 @@
-"""Runs jobs in parallel within a budget of time, reports their events and handles Ctrl-C."""
+"""Runs jobs side by side, reports their events, tries some a second time and heeds Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.progress import Progress
+from autocompile.store.record import Outcome
 
 _GLANCE_S = 0.25  # maximum delay until Ctrl-C is handled
 _TICK_S = 1.0
-_FOR_RACES = 0.4  # largest share reserved for races
-_FOR_EXPORTS = 0.05  # share reserved for running exported code after the races
-_REPORT_S = 1.0
-_MOST = 1.1
-_GRACE = 0.03  # share by which the last search trial may delay the races
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Budget:
-    """Remaining time of a run."""
+class Interrupts:
+    """Counts Ctrl-C and SIGTERM inside its context, in place of raising KeyboardInterrupt.
 
-    def __init__(
-        self,
-        total_s: float | None,  # of the whole run; None: unlimited
-        trials: int
-        | None = None,  # most that start a process for the search; None: unlimited
-        began: float | None = None,  # by ``clock``
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.total_s, self.trials, self._clock = total_s, trials, clock
-        self._began = clock() if began is None else began
-        self._most_s = math.inf if total_s is None else total_s
-        self._usable = 1 - _FOR_EXPORTS
+    That could hit anywhere, and is ignored in destructors and weak reference callbacks. The first
+    asks for an end, which whoever waits for jobs looks at. A second one is raised, but only in
+    :meth:`impatient`: what a run still writes is never cut off.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._may_raise = 0, False
+        self._handlers: dict[int, Callable[..., Any]] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):  # not SIG_IGN or SIG_DFL
+                    self._handlers[number] = handler
+                    signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
 
     @property
-    def spent_s(self) -> float:
-        return self._clock() - self._began
+    def seen(self) -> bool:
+        """Whether the end was asked for."""
+        return self._count > 0
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until the report or, before :meth:`release`, until exported code must run."""
-        return self._usable * self._most_s - _REPORT_S - self.spent_s
+    def note(self, *_: object) -> None:
+        """Count one; also the handler of the signals."""
+        self._count += 1
+        if self._count > 1 and self._may_raise:
+            raise KeyboardInterrupt
 
-    def release(self) -> None:
-        self._usable = 1.0
-
-    def for_search_s(self, races_s: float) -> float:
-        """Seconds left for the search if the races take ``races_s``."""
-        return self.left_s - min(_FOR_RACES * self._most_s, races_s)
-
-    def is_over(self, races_s: float | None = None) -> bool:
-        """Whether running jobs must be ended, to leave ``races_s`` for the races or at 110 %."""
-        late = -_GRACE * self._most_s
-        is_late = races_s is not None and self.for_search_s(races_s) < late
-        return is_late or self.spent_s > _MOST * self._most_s
+    @contextlib.contextmanager
+    def impatient(self) -> Iterator[None]:
+        """Inside, a second Ctrl-C is raised: to end jobs may take long."""
+        self._may_raise = True
+        try:
+            yield
+        finally:
+            self._may_raise = False
 
 
 class Jobs:
-    """The running jobs of one executor; they are ended once ``is_over``.
+    """The running jobs of one executor.
 
-    The first Ctrl-C ends running jobs, which still report their endings; the second is raised.
-    Inside the context, a signal handler records the first instead of raising KeyboardInterrupt,
-    which could hit anywhere and is ignored in destructors and weak reference callbacks. It is
-    raised at the end of the context.
+    They are ended once ``is_over``, and by the first Ctrl-C; they still report their endings.
+
+    A job that failed in a way that forking or other jobs may have caused has a second try: once
+    nothing else runs, alone and in a fresh interpreter. Nothing new begins until it is over. If it
+    cannot begin before the time is over, the first failure stands; after Ctrl-C the job counts as
+    interrupted.
+
+    Args:
+        is_over: whether the time of what runs is up; called about four times a second.
+        again: makes the job of a second try; None: as the first, in a fresh interpreter.
+        interrupts: of the whole run; None: of these jobs, and KeyboardInterrupt is raised at the
+            end of the context.
     """
 
     def __init__(
@@ -77,97 +90,130 @@ class Jobs:
         executor: Executor,
         progress: Progress,
         is_over: Callable[[], bool] = lambda: False,
+        again: Callable[[Job], Job] | None = None,
+        interrupts: Interrupts | None = None,
     ) -> None:
         self._executor, self._progress, self._is_over = executor, progress, is_over
-        self._running: set[int] = set()
+        self._again = again or (lambda job: dataclasses.replace(job, fresh=True))
+        self._own = Interrupts() if interrupts is None else None
+        self._interrupts = interrupts or self._own or Interrupts()
+        self._running: dict[int, Job] = {}
+        self._first: dict[int, tuple[Job, Ending]] = {}  # of jobs that are tried again
+        self._to_retry: deque[int] = deque()
         self._ended: list[tuple[int, Ending]] = []
-        self.interrupted = self._cancelled = False
-        self._handlers: dict[int, Callable[..., Any]] = {}
+        self._cancelled = False
         self._ticked = 0.0
 
     def __enter__(self) -> Jobs:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handler = signal.getsignal(number)
-                if callable(handler):  # not SIG_IGN or SIG_DFL
-                    self._handlers[number] = handler
-                    signal.signal(number, self._interrupt)
+        if self._own:
+            self._own.__enter__()
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self.interrupted and error is None:
-            raise KeyboardInterrupt
+        if self._own:
+            self._own.__exit__()
+            if self._own.seen and error is None:
+                raise KeyboardInterrupt
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupts.seen
 
     @property
     def size(self) -> int:
-        return len(self._running) + len(self._ended)
+        """How many have not been returned by :meth:`next`."""
+        return len(self._running) + len(self._to_retry) + len(self._ended)
 
     @property
     def has_room(self) -> bool:
-        return not self.interrupted and len(self._running) < self._executor.slots
+        """Whether a job may start now: none beside or before a second try."""
+        is_free = not self.interrupted and not self._first
+        return is_free and len(self._running) < self._executor.slots
 
-    def expect(self, job: Job) -> Job:
-        """Count a job as running, which the executor is about to start."""
-        self._running.add(job.number)
+    def start(self, job: Job) -> None:
+        self._running[job.number] = job
         self._cancelled = False  # the new job is not cancelled yet
-        return job
+        self._executor.start(job)
 
     def next(self) -> tuple[int, Ending]:
-        """Wait until a job ends; returns its number and how it ended."""
+        """Wait until a job has ended, second try included; its number and how it ended."""
         while not self._ended:
             try:
-                self._wait()
+                with self._interrupts.impatient():
+                    self._retry()
+                    self._wait()
             except KeyboardInterrupt:
-                self._interrupt()
+                with self._interrupts.impatient():
+                    self._interrupts.note()
         return self._ended.pop(0)
+
+    def _retry(self) -> None:
+        """Start a second try once nothing else runs, or say that there is no time for it."""
+        while self._to_retry and not self._running:
+            number = self._to_retry.popleft()
+            job, first = self._first[number]
+            if not self.interrupted and not self._is_over():
+                put_first_log_aside(job.folder)
+                self.start(self._again(job))
+                return
+            del self._first[number]
+            if self.interrupted:
+                ended = f"the first ended with {first.outcome.value} ({first.message})"
+                first = dataclasses.replace(
+                    first,
+                    outcome=Outcome.INTERRUPTED,
+                    message=f"stopped before its second try; {ended}",
+                )
+            self._ended.append((number, first))
 
     def _wait(self) -> None:
         if (self.interrupted or self._is_over()) and not self._cancelled:
             self._cancelled = True
             for number in list(self._running):
                 self._executor.cancel(number)
-        for event in self._executor.wait(_GLANCE_S):
+        for event in self._executor.wait(_GLANCE_S) if self._running else ():
             if isinstance(event, Stepped):
                 self._progress.step(event.number, event.step)
             elif isinstance(event, Told):
                 self._progress.warning(event.text)
             elif isinstance(event, Ended):
-                self._running.discard(event.number)
-                self._ended.append((event.number, event.ending))
+                self._end(event.number, event.ending)
         if time.monotonic() - self._ticked >= _TICK_S:
             self._ticked = time.monotonic()
             self._progress.tick()
 
-    def _interrupt(self, *_: object) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
+    def _end(self, number: int, ending: Ending) -> None:
+        job = self._running.pop(number, None)
+        if number in self._first:
+            _, first = self._first.pop(number)
+            self._ended.append((number, dataclasses.replace(ending, first=first)))
+        elif job and ending.doubts:
+            self._first[number] = job, ending
+            self._to_retry.append(number)
+        else:
+            self._ended.append((number, ending))
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C inside the context."""
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
-    try:
+    """Ignore Ctrl-C and SIGTERM inside the context."""
+    with Interrupts():
         yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
 
 
-def run_job(executor: Executor, job: Job, progress: Progress) -> Ending:
-    """Run one job alone; what forking may have caused is tried again once, in an interpreter."""
-    with Jobs(executor, progress) as jobs:
-        executor.start(jobs.expect(job))
+def run_job(
+    executor: Executor,
+    job: Job,
+    progress: Progress,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Ending:
+    """Run one job alone; what forking may have caused is tried again once, in an interpreter.
+
+    It is ended as interrupted once ``is_over``.
+    """
+    with Jobs(executor, progress, is_over) as jobs:
+        jobs.start(job)
         _, ending = jobs.next()
-        if ending.doubts and not job.fresh and not jobs.interrupted:
-            put_first_log_aside(job.folder)
-            executor.start(jobs.expect(dataclasses.replace(job, fresh=True)))
-            _, again = jobs.next()
-            ending = dataclasses.replace(again, first=ending)
     return ending
 
 

@@ -17,6 +17,7 @@ from autocompile.execute.job import JobFactory, locked
 from autocompile.execute.starter import Isolation, demand_torch
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest, ProbeResult
+from autocompile.search.deadlines import NO_DEADLINES, Deadlines
 from autocompile.search.jobs import run_job
 from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.tuned import FINGERPRINT, unlike
@@ -96,7 +97,11 @@ def opened(folder: RunFolder) -> Iterator[None]:
 
 
 def probe_all(
-    plan: Plan, job_factory: JobFactory, executor: Executor, progress: Progress
+    plan: Plan,
+    job_factory: JobFactory,
+    executor: Executor,
+    progress: Progress,
+    deadlines: Deadlines = NO_DEADLINES,
 ) -> tuple[Plan, Found]:
     """What the probe of each environment has found, the tuner's own first.
 
@@ -104,11 +109,12 @@ def probe_all(
     interpreters and a resumed run must use the same.
     """
     for _, python in plan.pythons:
-        demand_torch(python, job_factory.timeout_s)
-    found = {"default": probe(plan, job_factory, executor, progress)}
+        demand_torch(python, min(job_factory.timeout_s, max(1.0, deadlines.left_s)))
+    more = job_factory, executor, progress, deadlines
+    found = {"default": probe(plan, *more)}
     plan = dataclasses.replace(plan, phases=tuple(found["default"].target["phases"]))
     for name, _ in plan.pythons:
-        found[name] = probe(plan, job_factory, executor, progress, name)
+        found[name] = probe(plan, *more, name)
     return plan, found
 
 
@@ -117,9 +123,13 @@ def probe(
     job_factory: JobFactory,
     executor: Executor,
     progress: Progress,
+    deadlines: Deadlines = NO_DEADLINES,
     environment: str = "default",
 ) -> ProbeResult:
-    """What the interpreter of an environment finds of machine, torch and target."""
+    """What the interpreter of an environment finds of machine, torch and target.
+
+    It is ended with an error where all the time of the run has gone into it.
+    """
     backends = plan.space.backends
     request = ProbeRequest(
         header=job_factory.header,
@@ -129,7 +139,7 @@ def probe(
     )
     compiles = backends is None or "inductor" in backends
     job = job_factory.probe_job(request, compiles, environment)
-    ending = run_job(executor, job, progress)
+    ending = run_job(executor, job, progress, deadlines.is_over)
     if ending.first:
         progress.warning(
             f"the target was loaded again in a fresh interpreter: {ending.first.message}"
@@ -138,11 +148,32 @@ def probe(
     if ending.outcome is Outcome.OK:
         return result
     log = f"log: {job.folder / 'log.txt'}"
+    if ending.outcome is Outcome.INTERRUPTED:
+        raise _no_time_left(plan.target, ending, deadlines, log)
     error = result.error or _target_error(plan.target, ending, result, log)
     if environment == "default":
         raise error
     where = f"in the environment {environment} ({job.python})"
     raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
+
+
+def _no_time_left(
+    place: str, ending: Ending, deadlines: Deadlines, log: str
+) -> TargetError:
+    """What to say where the first look at the target took the whole budget."""
+    during = {
+        Step.IMPORT: "importing it",
+        Step.BUILD: "building its model",
+        Step.EAGER: "its first eager call",
+    }
+    what = during.get(ending.step, f"the step {ending.step.value}")
+    total_s = deadlines.total_s or deadlines.spent_s
+    return TargetError(
+        f"{place} took the whole budget of {total_s:.0f} s before anything was compiled: "
+        f"{what} had not ended after {ending.wall_s:.0f} s",
+        log,
+        hint=f"--budget {max(60, 4 * round(total_s))}s, or the log if it never ends",
+    )
 
 
 def _target_error(

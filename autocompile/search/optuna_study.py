@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_costs
-from autocompile.search.sampler import ListedSampler, Rest
+from autocompile.search.sampler import MAY_BE, ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -55,21 +55,23 @@ class OptunaStudy:
         self._disk: optuna.Study | None = None
 
     @property
-    def is_done(self) -> bool:
-        return self.sampler.is_done(self._memory)
+    def rest(self) -> list[Rest] | None:
+        return self.sampler.rest(self._memory)
 
     @property
-    def rest(self) -> list[Rest]:
-        return self.sampler.rest(self._memory)
+    def unseen(self) -> dict[str, list[str]]:
+        return self.sampler.unseen(self._memory)
 
     @property
     def left(self) -> int:
         return len(self.sampler.left(self._memory))
 
-    def ask(self) -> Setting | None:
-        """The next setting; None if none can be tried now."""
-        if not self.sampler.has_next(self._memory):
+    def ask(self, left_s: float) -> Setting | None:
+        """The next setting, if its trial may take so many seconds; None if none may begin now."""
+        may_be = self.sampler.candidates(self._memory, left_s)
+        if not may_be:
             return None
+        self._memory.enqueue_trial({}, user_attrs={MAY_BE: may_be})
         trial = self._memory.ask(dict(self.sampler.distributions))
         setting = self.sampler.setting(trial.params)
         self._open[setting] = trial

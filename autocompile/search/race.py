@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
+from autocompile.estimate.stages import STAGES, Stage, needing
 from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
 from autocompile.search.jobs import Jobs
@@ -27,10 +28,9 @@ from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
-_WARM = (
-    0.25  # of a cold compile by Inductor: 4 to 25 % in nearly all races of studies/gpu
-)
-_SLACK = 0.1  # share of the budget by which a set may overrun it
+# Share of a cold compile by Inductor that a warm one takes: 4 to 25 % in nearly all races of
+# studies/gpu.
+_WARM = 0.25
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
@@ -63,7 +63,8 @@ class Race:
     def run(self) -> None:
         """Race until every decision is clear or the time is over."""
         sets: list[_Set] = []
-        with self._jobs() as jobs:
+        # A set that began in time may last until the report: cut off, all of it is lost.
+        with self.study.jobs(self.study.deadlines.is_over) as jobs:
             while True:
                 while len(sets) < self.study.executor.lanes and not jobs.interrupted:
                     if (chosen := self._next({each.cell for each in sets})) is None:
@@ -77,60 +78,59 @@ class Race:
                 current = next(each for each in sets if job in each.running)
                 self._save(job, current, ending)
                 if not current.waiting and not current.running:
-                    spent_s = self.study.budget.spent_s - current.began
+                    spent_s = self.study.deadlines.spent_s - current.began
                     self._took_s[current.cell] = spent_s / (1 + current.size)
                     sets.remove(current)
 
     def _next(
         self, raced: Collection[Cell] = ()
     ) -> tuple[Cell, list[Candidate]] | None:
-        """The phase and batch size that is raced next, and who runs; None if nothing is open.
-
-        Each gets three sets first; then more go to those whose sets were left out since the host
-        was slow, and then to those that are still open.
-        """
-        stages: tuple[Callable[[Candidate, Decision], bool], ...] = (
-            lambda c, _: self._tries(c) < SETS[0],
-            lambda c, _: c.sets < SETS[0],
-            lambda c, decision: bool(decision.open) and c.sets < SETS[1],
-        )
-        for needs_set, (cell, decision) in itertools.product(stages, self._decisions()):
-            if cell in raced:
-                continue
-            runners = finalists(decision)
-            needy = [
-                c
-                for c in runners
-                if self._tries(c) < SETS[1] and needs_set(c, decision)
-            ]
-            for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
-                some = runners[:most]
-                if (
-                    any(c in needy for c in some)
-                    and self._set_s(cell, some) <= self._left_s()
-                ):
-                    return cell, some
+        """The phase and batch size that is raced next, and who runs; None if nothing is open."""
+        decisions = [each for each in self._decisions() if each[0] not in raced]
+        for stage in STAGES:
+            for cell, decision in decisions:
+                if runners := self._runners(cell, decision, stage):
+                    return cell, runners
         return None
+
+    def _runners(self, cell: Cell, decision: Decision, stage: Stage) -> list[Candidate]:
+        """The finalists of the next set, or with little time the first of them.
+
+        None if there is no time, or none of those that there is time for needs the set.
+        """
+        every, needy = finalists(decision), needing(decision, stage)
+        for most in (len(every), 2, 1):
+            some = every[:most]
+            has_time = self._set_s(cell, some) <= self.study.deadlines.races_left_s
+            if has_time and any(c in needy for c in some):
+                return some
+        return []
 
     @property
     def is_open(self) -> bool:
         return any(decision.open for _, decision in self._decisions())
 
     def needed_s(self) -> float:
-        """Estimated seconds of the fewest sets that every phase and batch size needs."""
-        total_s = 0.0
+        """Estimated seconds of the fewest sets that every phase and batch size needs.
+
+        Where these have been raced it is what one more setting needs, and the best beside it: what
+        a search finds then has to be confirmed.
+        """
+        total_s = another_s = 0.0
         for cell, decision in self._decisions():
             runners = finalists(decision)
-            fewest = min(map(self._tries, runners), default=SETS[0])
+            fewest = min((c.tries for c in runners), default=SETS[0])
             total_s += max(0, SETS[0] - fewest) * self._set_s(cell, runners)
-        return total_s
+            best = (decision.best, decision.best) if decision.is_faster else ()
+            another_s = max(another_s, SETS[0] * self._set_s(cell, best))
+        return max(total_s, another_s)
 
     def run_exported(self, codes: Mapping[Cell, ExportedCode]) -> None:
         """Verify and time exported code in a fresh interpreter, as far as there is time for it."""
-        self.study.budget.release()
-        done = {r.repeats for r in self.study.records if r.role == EXPORTED}
+        study = self.study
+        done = {r.repeats for r in study.records if r.role == EXPORTED}
         winners = {cell: decision.best for cell, decision in self._decisions()}
-        with self._jobs() as jobs:
+        with study.jobs(study.deadlines.is_over) as jobs:
             for cell, code in codes.items():
                 winner = winners.get(cell)
                 if winner is None or winner.record.number in done or not winner.sets:
@@ -139,13 +139,13 @@ class Race:
                 is_step = winner.record.config.scope == "step"
                 cold_s = winner.record.compile_s or 0.0 if is_step else 0.0
                 needed_s = self._set_s(cell, [winner]) + _START_S + cold_s
-                if jobs.interrupted or needed_s > self._left_s(_SLACK / 2):
+                if jobs.interrupted or needed_s > study.deadlines.left_s:
                     continue
                 self._start(jobs, cell, [winner], exported=code)
                 job, ending = jobs.next()
                 for record in self._records(job, [winner], ending):
                     if record.outcome is not Outcome.INFRASTRUCTURE:
-                        self.study.save_raced(
+                        study.save_raced(
                             dataclasses.replace(record, number=job, role=EXPORTED)
                         )
 
@@ -163,17 +163,6 @@ class Race:
             ]
         ranked.sort(key=lambda each: each[0])
         return [(cell, made) for _, cell, made in ranked if cell not in self._given_up]
-
-    def _tries(self, c: Candidate) -> int:
-        """In how many sets it was, those left out included."""
-        numbers, records = {c.record.number, *c.same_code}, self.study.records
-        return len(
-            {r.race for r in records if r.repeats in numbers and r.race is not None}
-        )
-
-    def _left_s(self, slack: float = _SLACK) -> float:
-        """How long a set may take that begins now."""
-        return self.study.budget.left_s + slack * (self.study.budget.total_s or 0.0)
 
     def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
         """About how long a set takes: by the last one, or by the trials of the search."""
@@ -194,9 +183,6 @@ class Race:
 
     # One set --------------------------------------------------------------------------------------
 
-    def _jobs(self) -> Jobs:
-        return Jobs(self.study.executor, self.study.progress, self.study.budget.is_over)
-
     def _begin(self, cell: Cell, runners: Sequence[Candidate]) -> _Set:
         """A set: a process for those that can share one, and one for each of the others."""
         study = self.study
@@ -207,7 +193,12 @@ class Race:
         groups = self._groups(runners)
         study.progress.racing(*cell, len(runners), number)
         return _Set(
-            cell, number, len(runners), study.budget.spent_s, groups, len(groups) > 1
+            cell,
+            number,
+            len(runners),
+            study.deadlines.spent_s,
+            groups,
+            len(groups) > 1,
         )
 
     def _start_groups(self, jobs: Jobs, current: _Set) -> None:
@@ -266,7 +257,7 @@ class Race:
             fresh=exported is not None,
             alone=not takes_turns,
         )
-        self.study.executor.start(jobs.expect(job))
+        jobs.start(job)
         return request.number
 
     def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:

@@ -2,14 +2,20 @@
 
 They read only the Optuna study: states, values (speed-ups over eager) and the user attribute
 ``seconds`` of its trials. They work with plain ``study.optimize``.
+
+Each setting has exactly one :class:`State`, which :meth:`ListedSampler.states` computes from the
+results of the study and the seconds that are left. Which setting comes next, what is left and when
+a search is over follow from the states.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 import random
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,21 +33,44 @@ _INNER: Mapping[str, Callable[..., BaseSampler]] = {
     "random": optuna.samplers.RandomSampler,
 }
 SAMPLERS = ("portfolio", *_INNER)
-_OTHERS = 0.5  # weight of a gain at another batch size than the user's own
-_LOOK = 0.05  # bonus for what stands for a backend or a family of modes that was not tried yet
-_ENOUGH = 0.002  # expected log gain below which the search ends
+MAY_BE = "may_be"
+"""User attribute of a trial that is asked for: positions of the settings that it may be of."""
+
+# A gain at the batch size that the answer is about counts twice as much as one at another.
+_OTHERS = 0.5
+# Bonus, as a log gain, of what stands for a backend or a family of modes that was not tried yet:
+# about a tenth of what the tables expect of the best family.
+_LOOK = 0.05
+# Expected log gain below which a setting is not worth its seconds where these are limited: a
+# tenth of the zone in which settings count as equal (estimate/decision.py).
+_ENOUGH = 0.002
+# Expected log gain of an untried setting from which on the answer stays open: a report calls
+# settings that differ by less equal.
+_WORTH = 0.01
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
-_WORTH = (
-    0.01  # expected log gain of an untried setting above which the answer stays open
-)
 _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
 # failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
 _FAILURE, _FAILURE_NOISE = -0.2, 0.33
+_IN_FRONT = (
+    1e6  # rank of what begins before all others; gains per second stay below 1e4
+)
 
-LEFT, RUNNING, FAILED, WORKED = range(4)  # what has become of a setting
-_STATES = {TrialState.COMPLETE: WORKED, TrialState.PRUNED: FAILED}
+
+class State(enum.IntEnum):
+    """What can be said of a setting; it is in exactly one of these states."""
+
+    READY = 0  # may begin now
+    TOO_LONG = 1  # would not end in the seconds that are left
+    WAITING = 2  # for plain torch.compile(), for a twin, or for the machine to be free
+    HOPELESS = 3  # eager mode, to which it would be compared, has failed
+    RUNNING = 4
+    DONE = 5  # has a result, which may be a failure
+
+
+PENDING = (State.READY, State.TOO_LONG, State.WAITING)
+"""The states of a setting that may still be tried."""
 
 
 class Rest(NamedTuple):
@@ -55,36 +84,40 @@ class Rest(NamedTuple):
 class Results(NamedTuple):
     """What the trials of a study say of listed settings, as vectors over the list."""
 
-    state: Any  # of the setting's last trial; as if it had none if that was interrupted
+    running: Any
+    worked: Any
+    failed: Any
     values: Any  # log speed-ups, NaN where there is none
     seconds: Any  # that its process took; 0 if it had none
+
+    @property
+    def done(self) -> Any:
+        return self.worked | self.failed
 
 
 class ListedSampler(BaseSampler):
     """A sampler over a list of settings: all that may be tried, of all phases and batch sizes.
 
-    The user's own batch size of each phase has priority.
+    Args:
+        settings: the list.
+        priors: of each phase, from recorded tables: what a trial costs and gains.
+        own_sizes: by phase, the batch size that the answer is about, which has priority.
+        plain_alone: whether plain ``torch.compile()`` of each phase runs before and beside nothing
+            else that compiles. It is then compiled as a user's program does it, and tells what a
+            compile of this model takes.
     """
 
     def __init__(
         self,
         settings: Sequence[Setting],
+        priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
+        plain_alone: bool = True,
     ) -> None:
         self.settings = tuple(settings)
-        self.limit_s = (
-            math.inf
-        )  # of a trial; what is expected to take longer is not begun
-        self.baseline_alone = True  # whether nothing may run beside a baseline
+        self.plain_alone = plain_alone
         sizes = own_sizes or {}
-        self._is_own = np.array(
-            [s.batch_size == sizes.get(s.phase, s.batch_size) for s in settings]
-        )
-        self._is_baseline = self._is_own & [
-            s.config == DEFAULT_INDUCTOR for s in settings
-        ]
-        # Plain torch.compile() of each phase.
-        self.baselines = {self.settings[i] for i in np.flatnonzero(self._is_baseline)}
+        self.priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         # Without parameters that have only one value.
         self.distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(values)
@@ -93,8 +126,41 @@ class ListedSampler(BaseSampler):
         }
         every = [s.params() for s in self.settings]
         self._params = [{n: p[n] for n in self.distributions} for p in every]
-        self._position = {s: i for i, s in enumerate(self.settings)}
         self._by_params = {frozenset(p.items()): i for i, p in enumerate(self._params)}
+        self._position = {s: i for i, s in enumerate(self.settings)}
+        # What the states depend on, as vectors over the list.
+        self._is_own = np.array(
+            [s.batch_size == sizes.get(s.phase, s.batch_size) for s in settings]
+        )
+        self._is_eager = np.array([s.config.is_eager for s in settings])
+        self._is_plain_eager = np.array([s.config.is_plain_eager for s in settings])
+        self._is_plain_compile = self._is_own & [
+            s.config == DEFAULT_INDUCTOR for s in settings
+        ]
+        # Begins whatever is expected of it: all others are compared to these.
+        self._is_yardstick = self._is_plain_eager | self._is_plain_compile
+        # Eager mode of the same ground is what a setting's speed-up is over.
+        grounds = [(*s.cell, s.config.environment) for s in settings]
+        codes = {ground: code for code, ground in enumerate(dict.fromkeys(grounds))}
+        self._ground = np.array([codes[ground] for ground in grounds])
+        # A setting that its plainer twin may answer waits until that has ended.
+        twins = [
+            self._position.get(t) if (t := s.plainer_twin) else None for s in settings
+        ]
+        self._has_twin = np.array([twin is not None for twin in twins])
+        self._twin = np.array([twin or 0 for twin in twins])
+        # A prior's seconds are those of one or two programs.
+        self._cost_s = np.array(
+            [
+                self.priors[s.phase].cost_s(s.config) * max(1, s.config.programs / 2)
+                for s in settings
+            ]
+        )
+
+    @property
+    def baselines(self) -> set[Setting]:
+        """Plain ``torch.compile()`` of each phase."""
+        return {self.settings[i] for i in np.flatnonzero(self._is_plain_compile)}
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The setting with these parameters; KeyError if it is not in the list."""
@@ -103,45 +169,154 @@ class ListedSampler(BaseSampler):
     def params(self, setting: Setting) -> dict[str, Any]:
         return self._params[self._position[setting]]
 
+    # The state of each setting --------------------------------------------------------------------
+
     def results(self, study: optuna.Study) -> Results:
-        """What the study says of listed settings; of two trials of a setting the newer counts."""
+        """What the study says of listed settings; of two trials of a setting the newer counts.
+
+        An interrupted trial says nothing: its setting is still to be tried.
+        """
         count = len(self.settings)
-        state, values, seconds = (
-            np.zeros(count, int),
-            np.full(count, np.nan),
-            np.zeros(count),
-        )
+        running, worked, failed = (np.zeros(count, bool) for _ in range(3))
+        values, seconds = np.full(count, np.nan), np.zeros(count)
         for trial in study.get_trials(deepcopy=False):
             i = self._by_params.get(frozenset(trial.params.items()))
             if i is None or trial.state is TrialState.FAIL:
                 continue
-            state[i] = _STATES.get(trial.state, RUNNING)
+            worked[i] = trial.state is TrialState.COMPLETE
+            failed[i] = trial.state is TrialState.PRUNED
+            running[i] = not (worked[i] or failed[i])
             seconds[i] = trial.user_attrs.get("seconds") or 0.0
             values[i] = (
                 math.log(trial.value) if trial.value and trial.value > 0 else np.nan
             )
-        return Results(state, values, seconds)
+        return Results(running, worked, failed, values, seconds)
 
-    def rest(self, study: optuna.Study) -> list[Rest]:
-        """The untried settings that may be worth their seconds, as far as the sampler knows."""
-        return []
+    def states(self, results: Results, left_s: float = math.inf) -> Any:
+        """The :class:`State` of each setting, as a vector over the list.
+
+        Args:
+            results: what is known of each.
+            left_s: seconds that a trial may take which begins now.
+        """
+        no_eager = self._ground[self._is_plain_eager & results.failed]
+        hopeless = ~results.done & np.isin(self._ground, no_eager)
+        # Only for what may still end can others wait: the rules of waiting see nothing else.
+        waits = self._waits(~results.done & ~hopeless, results.running)
+        expected_s = np.where(self._is_yardstick, 0.0, self.expected_s(results))
+        state: Any = np.full(len(self.settings), State.READY)
+        state[expected_s >= left_s] = State.TOO_LONG
+        state[waits] = State.WAITING
+        state[hopeless] = State.HOPELESS
+        state[results.running] = State.RUNNING
+        state[results.done] = State.DONE
+        return state
+
+    def _waits(self, may_end: Any, running: Any) -> Any:
+        """Which settings another one comes before, of those that run or may still be tried."""
+        waits: Any = self._has_twin & may_end[self._twin]
+        if not self.plain_alone:
+            return waits
+        plain = self._is_plain_compile & may_end
+        if plain.any():
+            waits |= ~self._is_eager & ~self._is_plain_compile
+        if (plain & running).any():  # it has the machine to itself
+            waits |= True
+        if running.any():  # and begins when it is free
+            waits |= plain
+        return waits
+
+    def expected_s(self, results: Results) -> Any:
+        """Seconds that the trial of each setting is expected to take.
+
+        The prediction times the ratio of actual to predicted seconds so far. Compiles of a large
+        model take many times as long as those of the tables, and its eager trials do not: each kind
+        has a ratio of its own.
+        """
+        expected_s, took = self._cost_s.copy(), results.seconds > 0
+        for kind in (self._is_eager, ~self._is_eager):
+            if (at := took & kind).any():
+                logs = np.log(results.seconds[at] / self._cost_s[at])
+                expected_s[kind] *= math.exp(logs.mean())
+        expected_s[self._has_twin & results.done[self._twin]] = _ANSWERED_S
+        return expected_s
+
+    # What follows from the states -----------------------------------------------------------------
+
+    def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
+        """Positions of the settings of which the next trial may be; none where none may begin now.
+
+        With unlimited seconds every setting has its turn, else only what is worth its seconds.
+        """
+        raise NotImplementedError
 
     def left(self, study: optuna.Study) -> list[Setting]:
-        return [
-            self.settings[i] for i in np.flatnonzero(self.results(study).state == LEFT)
-        ]
-
-    def has_next(self, study: optuna.Study) -> bool:
-        return bool(self.left(study))
+        """The settings that may still be tried."""
+        state = self.states(self.results(study))
+        return [self.settings[i] for i in np.flatnonzero(np.isin(state, PENDING))]
 
     def is_done(self, study: optuna.Study) -> bool:
+        """Whether nothing that is left is worth any time."""
         return not self.left(study)
+
+    def rest(self, study: optuna.Study) -> list[Rest] | None:
+        """The untried settings that may be worth their seconds; None: the sampler cannot say."""
+        return None
+
+    def unseen(self, study: optuna.Study) -> dict[str, list[str]]:
+        """By phase, the families that could be tried and were not looked at once.
+
+        A family is named by its plainest setting. What was tried and failed was looked at.
+        """
+        state = self.states(self.results(study))
+        looked: dict[str, set[str]] = defaultdict(set)
+        for i in np.flatnonzero(self._is_own & (state == State.DONE)):
+            looked[self.settings[i].phase] |= self.settings[i].config.families
+        found: dict[str, list[str]] = {s.phase: [] for s in self.settings}
+        may_work = self._is_own & np.isin(state, (*PENDING, State.RUNNING))
+        plainest = plainest_of_families(self.settings, may_work)
+        for (phase, family), position in plainest.items():
+            label = self.settings[position].config.label()
+            if family not in looked[phase] and label not in found[phase]:
+                found[phase].append(label)
+        return found
+
+    # What Optuna asks -----------------------------------------------------------------------------
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """All parameters, since they are chosen together."""
         return self.distributions
+
+    def sample_relative(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        """The parameters of one of the candidates.
+
+        These are in the trial where a search with limited seconds asks for it. Optuna's own loop
+        cannot wait: where nothing may begin it gets what waits.
+        """
+        may_be = trial.user_attrs.get(MAY_BE) or self.candidates(study)
+        may_be = may_be or self._waiting(study)
+        if not may_be:
+            raise RuntimeError("every setting has been tried")
+        return self._params[self.choose(study, trial, may_be)]
+
+    def _waiting(self, study: optuna.Study) -> list[int]:
+        """Positions of all that may still be tried, what the others wait for first."""
+        is_left = np.isin(self.states(self.results(study)), PENDING)
+        order = np.argsort(~self._is_yardstick, kind="stable")
+        return [int(i) for i in order if is_left[i]]
+
+    def choose(
+        self, study: optuna.Study, trial: FrozenTrial, may_be: Sequence[int]
+    ) -> int:
+        """The position of the setting to try, out of ``may_be``."""
+        return may_be[0]
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str,
@@ -152,15 +327,10 @@ class ListedSampler(BaseSampler):
 
 
 class Scores(NamedTuple):
-    """Of the settings that may be tried now."""
+    """How much each setting promises, as vectors over the list."""
 
-    positions: Any
-    gains: Any  # expected, in log speed-up
-    ranks: Any  # the largest comes next
-
-    @property
-    def best(self) -> int:
-        return int(self.positions[np.argmax(self.ranks)])
+    gain: Any  # expected, in log speed-up
+    rank: Any  # the largest comes next
 
 
 class Expected(NamedTuple):
@@ -170,8 +340,9 @@ class Expected(NamedTuple):
     deviation: Any  # of the same
     best: Any  # of its phase and batch size, the largest log speed-up
 
-    def gain(self, positions: Any) -> Any:
-        return expected_gain(*(each[positions] for each in self))
+    @property
+    def gain(self) -> Any:
+        return expected_gain(*self)
 
 
 class PortfolioSampler(ListedSampler):
@@ -188,167 +359,111 @@ class PortfolioSampler(ListedSampler):
         settings: Sequence[Setting],
         priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
+        plain_alone: bool = True,
     ) -> None:
-        super().__init__(settings, own_sizes)
-        priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
-        self._effects = Effects(self.settings, priors)
-        # A prior's seconds are those of one or two programs.
-        self._cost_s = np.array(
-            [
-                priors[s.phase].cost_s(s.config) * max(1, s.config.programs / 2)
-                for s in settings
-            ]
-        )
+        super().__init__(settings, priors, own_sizes, plain_alone)
+        self._effects = Effects(self.settings, self.priors)
         self._weight = np.where(self._is_own, 1.0, _OTHERS)
-        self._is_first = np.array(
-            [s.config.is_plain_eager for s in settings]
-        )  # speed-ups need it
-        self._is_eager = np.array([s.config.is_eager for s in settings])
-        self._is_look = _plainest_of_families(settings, self._is_own)
-        # A setting that its plainer twin answers waits until that has ended.
-        twins = [
-            self._position.get(t) if (t := s.plainer_twin) else None for s in settings
-        ]
-        self._has_twin = np.array([twin is not None for twin in twins])
-        self._twin = np.array([twin or 0 for twin in twins])
+        looks = {*plainest_of_families(settings, self._is_own).values()}
+        self._is_look = np.array([i in looks for i in range(len(settings))])
 
-    def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
-    ) -> dict[str, Any]:
-        scores = self.scores(study)
-        if not len(scores.positions):
-            raise RuntimeError("every setting has been tried")
-        return self._params[scores.best]
-
-    def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may begin now; the baseline may have to wait for what runs."""
-        scores, is_running = self.scores(study), self.results(study).state == RUNNING
-        if not len(scores.positions):
-            return False
-        waits = self.baseline_alone and bool(is_running.any())
-        return not (self._is_baseline[scores.best] and waits)
+    def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
+        """The setting with the largest rank, or none."""
+        results = self.results(study)
+        state = self.states(results, left_s)
+        # Plain torch.compile() that waits for the machine keeps its place in the line: it would
+        # never have its turn if what ranks behind it could begin.
+        in_line = (state == State.READY) | (
+            self._is_plain_compile & (state == State.WAITING)
+        )
+        if not in_line.any():
+            return []
+        gain, rank = self.scores(results, left_s)
+        if math.isfinite(left_s):
+            in_line &= self._is_yardstick | (gain >= _ENOUGH)
+        first = int(np.argmax(np.where(in_line, rank, -math.inf)))
+        return [first] if in_line[first] and state[first] == State.READY else []
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""
-        return bool((self.scores(study).gains < _ENOUGH).all())
-
-    def scores(self, study: optuna.Study) -> Scores:
-        """The scores of the settings that may be tried now: expected gain, and that per second."""
         results = self.results(study)
-        seconds = self._seconds(results)
-        fits = self._is_first | self._is_baseline | (seconds <= self.limit_s)
-        at = np.flatnonzero(
-            self._may_work(results.state) & ~self._waits(results.state) & fits
-        )
-        weight = self._weight[at]
-        gains = weight * (self._expected(results).gain(at) + _LOOK * self._is_look[at])
-        gains += self._is_first[at]
-        # Where the time is short, nearly all that fits is the last of its slot.
-        least_s = 0.0 if self.baseline_alone else self.limit_s / 2
-        # Eager mode begins before all others, and the baseline where others may run beside it.
-        first = (
-            self._is_first[at]
-            + (not self.baseline_alone) * 1e-3 * self._is_baseline[at]
-        )
-        return Scores(
-            at, gains, gains / np.maximum(seconds[at], least_s) + 1e6 * weight * first
-        )
+        is_left = np.isin(self.states(results), PENDING)
+        is_worth_it = self._is_yardstick | (self.scores(results).gain >= _ENOUGH)
+        return not (is_left & is_worth_it).any()
+
+    def scores(self, results: Results, left_s: float = math.inf) -> Scores:
+        """What each setting is expected to gain, and that per second."""
+        gain = self._expected(results).gain + _LOOK * self._is_look
+        gain *= self._weight
+        seconds = self.expected_s(results)
+        in_front = self._is_plain_eager.astype(float)
+        if not self.plain_alone:
+            # Others run beside it, and it takes longest: it begins right after eager mode.
+            in_front += 1e-3 * self._is_plain_compile
+            # Where the time is short, nearly all that fits is the last of its slot: what is
+            # shorter saves nothing.
+            if math.isfinite(left_s):
+                seconds = np.maximum(seconds, left_s / 2)
+        return Scores(gain, gain / seconds + _IN_FRONT * self._weight * in_front)
 
     def rest(self, study: optuna.Study) -> list[Rest]:
         """The untried settings that may be worth their seconds, largest expected gain first.
 
-        Of each phase at the user's own batch size, without those that another setting answers.
+        Of each phase at the batch size that the answer is about, without those that another
+        setting answers.
         """
         results = self.results(study)
-        is_open = (
-            self._may_work(results.state)
-            & self._is_own
-            & ~self._has_twin
-            & ~self._is_eager
-        )
-        at, expected = np.flatnonzero(is_open), self._expected(results)
-        mean, deviation, best = (each[at] for each in expected)
-        gains = expected.gain(at)
-        likely, most = (
-            np.expm1(mean - best),
-            np.expm1(mean + _ONE_IN_TEN * deviation - best),
-        )
+        is_left = np.isin(self.states(results), PENDING)
+        expected = self._expected(results)
+        gain, above = expected.gain, expected.mean - expected.best
+        likely = np.expm1(above)
+        most = np.expm1(above + _ONE_IN_TEN * expected.deviation)
+        may_win = is_left & self._is_own & ~self._has_twin & ~self._is_eager
+        may_win &= gain >= _WORTH
         return [
-            Rest(self.settings[at[i]], float(likely[i]), float(most[i]))
-            for i in np.argsort(-gains)
-            if gains[i] >= _WORTH
+            Rest(self.settings[i], float(likely[i]), float(most[i]))
+            for i in np.argsort(-gain)
+            if may_win[i]
         ]
 
     def _expected(self, results: Results) -> Expected:
         """By the results so far, and as if each setting that runs had reached its mean."""
         values, noise = results.values.copy(), np.full(len(self.settings), _NOISE)
-        failed = (results.state == FAILED) & (results.seconds > 0)
+        failed = results.failed & (results.seconds > 0)
         values[failed], noise[failed] = _FAILURE, _FAILURE_NOISE
         mean, deviation = self._effects.posterior(values, noise)
-        running = results.state == RUNNING
-        if running.any():
-            values[running] = mean[running]
+        if results.running.any():
+            values[results.running] = mean[results.running]
             mean, deviation = self._effects.posterior(values, noise)
         cell, known = self._effects.cell, np.flatnonzero(~np.isnan(values))
         best = np.zeros(len(values))  # eager mode's
         np.maximum.at(best, cell[known], values[known])
         return Expected(mean, deviation, best[cell])
 
-    def _may_work(self, state: Any) -> Any:
-        """What is left, but for phases and batch sizes in which eager mode itself fails."""
-        cell = self._effects.cell
-        return (state == LEFT) & ~np.isin(
-            cell, cell[self._is_first & (state == FAILED)]
-        )
 
-    def _waits(self, state: Any) -> Any:
-        """Which settings another one comes before: a twin that answers it, or the baseline.
-
-        Nothing else is compiled beside or before plain ``torch.compile()`` of each phase, which
-        tells what a compile of this model takes, but where others may run beside it.
-        """
-        waits = self._has_twin & (state[self._twin] < FAILED)
-        if self.baseline_alone and (self._is_baseline & (state < FAILED)).any():
-            waits |= ~self._is_eager & ~self._is_baseline
-            waits |= (self._is_baseline & (state == RUNNING)).any()
-        return waits
-
-    def _seconds(self, results: Results) -> Any:
-        """What each setting's trial is expected to take.
-
-        The prediction times the ratio of actual to predicted seconds so far. Compiles of a large
-        model take many times as long as those of the tables, and its eager trials do not: each kind
-        has a ratio of its own.
-        """
-        expected_s, took = self._cost_s.copy(), results.seconds > 0
-        for kind in (self._is_eager, ~self._is_eager):
-            if (at := took & kind).any():
-                logs = np.log(results.seconds[at] / self._cost_s[at])
-                expected_s[kind] *= math.exp(logs.mean())
-        expected_s[self._has_twin & (results.state[self._twin] >= FAILED)] = _ANSWERED_S
-        return expected_s
-
-
-def _plainest_of_families(settings: Sequence[Setting], is_own: Any) -> Any:
-    """Which settings stand for a family of their phase: those with the fewest features of it."""
+def plainest_of_families(
+    settings: Sequence[Setting], which: Any
+) -> dict[tuple[str, str], int]:
+    """By phase and family, the position of the setting with the fewest features, out of ``which``."""
     found: dict[tuple[str, str], int] = {}
     order = sorted(
-        np.flatnonzero(is_own).tolist(), key=lambda i: len(settings[i].config.features)
+        np.flatnonzero(which).tolist(), key=lambda i: len(settings[i].config.features)
     )
     for i in order:
         for family in settings[i].config.families:
             found.setdefault((settings[i].phase, family), i)
-    return np.isin(np.arange(len(settings)), [*found.values()])
+    return found
 
 
 class FiniteSampler(ListedSampler):
-    """Moves each proposal of another sampler to the nearest untried setting.
+    """Moves each proposal of another sampler to the nearest setting that may begin.
 
-    Optuna's samplers repeat settings and failures in spaces this small. The seed is for the choice
-    among equally near settings.
+    Optuna's samplers repeat settings and failures in spaces this small. The limits are those of
+    every sampler here: the other one only proposes.
+
+    Args:
+        inner: proposes the values of all parameters.
+        seed: for the choice among equally near settings.
     """
 
     def __init__(
@@ -356,22 +471,30 @@ class FiniteSampler(ListedSampler):
         settings: Sequence[Setting],
         inner: BaseSampler,
         seed: int,
+        priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
+        plain_alone: bool = True,
     ) -> None:
-        super().__init__(settings, own_sizes)
+        super().__init__(settings, priors, own_sizes, plain_alone)
         self._inner, self._random = inner, random.Random(seed)
 
-    def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
-    ) -> dict[str, Any]:
-        left = self.left(study)
-        if not left:
-            raise RuntimeError("every setting has been tried")
-        if eager := [s for s in left if s.config.is_plain_eager]:
-            return self.params(eager[0])
+    def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
+        """All that may begin; eager mode and plain ``torch.compile()`` before the others."""
+        state = self.states(self.results(study), left_s)
+        ready = state == State.READY
+        for first in (self._is_plain_eager, self._is_plain_compile):
+            if (first & ready).any():
+                return [int(i) for i in np.flatnonzero(first & ready)[:1]]
+        if (self._is_plain_compile & (state == State.WAITING)).any():
+            return []  # it is next, as soon as nothing runs
+        return [int(i) for i in np.flatnonzero(ready)]
+
+    def choose(
+        self, study: optuna.Study, trial: FrozenTrial, may_be: Sequence[int]
+    ) -> int:
+        """The one that differs from the proposal in the fewest parameters."""
+        if len(may_be) == 1:
+            return may_be[0]
         space = self._inner.infer_relative_search_space(study, trial)
         proposed = dict(self._inner.sample_relative(study, trial, space))
         for name, distribution in self.distributions.items():
@@ -379,13 +502,15 @@ class FiniteSampler(ListedSampler):
                 proposed[name] = self._inner.sample_independent(
                     study, trial, name, distribution
                 )
-        self._random.shuffle(left)
-        return self.params(
-            min(
-                left,
-                key=lambda s: sum(v != proposed[n] for n, v in self.params(s).items()),
-            )
-        )
+        shuffled = self._random.sample(may_be, len(may_be))
+
+        def distance(i: int) -> int:
+            return sum(proposed[n] != value for n, value in self._params[i].items())
+
+        return min(shuffled, key=distance)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self._inner.before_trial(study, trial)
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState,
@@ -400,11 +525,12 @@ def make_sampler(
     priors: Mapping[str, Prior],
     own_sizes: Mapping[str, int | None],
     seed: int,
+    plain_alone: bool = True,
 ) -> ListedSampler:
     """The sampler of that name, one of ``SAMPLERS``, or over any other one of Optuna's kind."""
     if name == "portfolio":
-        return PortfolioSampler(settings, priors, own_sizes)
+        return PortfolioSampler(settings, priors, own_sizes, plain_alone)
     with warnings.catch_warnings():  # a multivariate TPE is experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         inner = name if isinstance(name, BaseSampler) else _INNER[name](seed=seed)
-    return FiniteSampler(settings, inner, seed, own_sizes)
+    return FiniteSampler(settings, inner, seed, priors, own_sizes, plain_alone)

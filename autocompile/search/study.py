@@ -5,11 +5,9 @@ All phases and batch sizes are one study. Failures are records; none of them sto
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -17,20 +15,30 @@ from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TrialRequest
-from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
+from autocompile.search.deadlines import Deadlines
+from autocompile.search.jobs import Interrupts, Jobs
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, to_record
 from autocompile.search.sampler import ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
 
-_CACHES_KEPT = (
-    8  # compiler caches of each phase and batch size: as many as may be raced
-)
+# Compiler caches of each phase and batch size: as many as may be raced.
+_CACHES_KEPT = 8
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
-_SURE = 0.85  # share of the time left that a trial may be expected to take
-_SHORT_S = 120.0  # a budget that does not wait for the baseline
 _NAMED = 3  # untried settings that a report may name
+
+
+def plain_runs_alone(
+    deadlines: Deadlines, memory_bytes: int | None, slots: int
+) -> bool:
+    """Whether plain ``torch.compile()`` runs before all others that compile, and beside none.
+
+    On an accelerator a short budget with enough slots does not wait for it, or there may be no time
+    for anything else.
+    """
+    is_accelerator = memory_bytes is not None
+    return not (is_accelerator and deadlines.is_short and slots > 2)
 
 
 @dataclass
@@ -41,7 +49,7 @@ class Study:
     job_factory: JobFactory
     executor: Executor
     progress: Progress
-    budget: Budget  # of the whole run; without a limit of time every setting is tried
+    deadlines: Deadlines  # of the whole run; without them every setting is tried
     storage: (
         str | None
     )  # URL of the user's Optuna storage; None: a file in the run's folder
@@ -54,27 +62,19 @@ class Study:
     records: list[
         Record
     ]  # of the search and the races, those of earlier sessions included
+    trials: int | None = None  # most that start a process for the search
     memory_bytes: int | None = (
         None  # of the accelerator; None on a CPU: each trial has a limit
     )
+    interrupts: Interrupts = field(default_factory=Interrupts)  # of the whole run
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
         self._running: dict[int, Setting] = {}
-        self._first_tries: dict[
-            int, Ending
-        ] = {}  # of trials that are or will be tried again
-        self._to_retry: deque[int] = deque()
         self._races_s = 0.0
         for record in self.records:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
-        # On an accelerator a short budget with enough slots does not wait for plain
-        # torch.compile(), or there may be no time for anything else.
-        is_short = (self.budget.total_s or math.inf) <= _SHORT_S
-        self.sampler.baseline_alone = not (
-            self.memory_bytes is not None and is_short and self.executor.slots > 2
-        )
         folder, warn = self.job_factory.folder, self.progress.warning
         self._optuna = OptunaStudy(
             self.sampler, self.study_name, folder, self.storage, warn
@@ -86,50 +86,33 @@ class Study:
     # Which setting comes next, and when the search stops ------------------------------------------
 
     def search(self, races_s: Callable[[], float]) -> None:
-        """Try settings side by side until none is worth trying or the races need the time."""
-        with Jobs(self.executor, self.progress, self._is_over) as jobs:
+        """Try settings side by side until none is worth trying or the races need the time.
+
+        ``races_s`` tells how many seconds they need, by what is known so far.
+        """
+        with self.jobs(self._is_over) as jobs:
             while True:
-                self._races_s = 0.0 if self.budget.total_s is None else races_s()
+                self._races_s = races_s()
                 for job in self._next_jobs(jobs):
-                    self.executor.start(jobs.expect(job))
+                    jobs.start(job)
                 if not jobs.size:
-                    break
-                number, ending = jobs.next()
-                if ending.doubts and number not in self._first_tries:
-                    # Forking or other trials may have caused it: once more, alone.
-                    put_first_log_aside(self.job_factory.folder.trial(number))
-                    self._first_tries[number] = ending
-                    self._to_retry.append(number)
-                else:
-                    self._save(self._concluded(number, ending))
-            while self._to_retry:  # Ctrl-C, or the budget is spent
-                number = self._to_retry.popleft()
-                ending = self._first_tries.pop(number)
-                if (
-                    jobs.interrupted
-                ):  # else the budget is spent: what is known of it counts
-                    ended = f"the first ended with {ending.outcome.value} ({ending.message})"
-                    told = f"stopped before its second try; {ended}"
-                    ending = dataclasses.replace(
-                        ending, outcome=Outcome.INTERRUPTED, message=told
-                    )
-                self._save(self._concluded(number, ending))
+                    return
+                self._save(self._concluded(*jobs.next()))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing that is left is worth trying, or all trials are used up."""
-        if self.budget.trials is not None and self._processes >= self.budget.trials:
-            return True
-        return (
-            not self._optuna.left
-            if self.budget.total_s is None
-            else self._optuna.is_done
-        )
+    def jobs(self, is_over: Callable[[], bool]) -> Jobs:
+        """Runs the run's jobs until ``is_over``."""
+        again, interrupts = self.job_factory.again, self.interrupts
+        return Jobs(self.executor, self.progress, is_over, again, interrupts)
 
-    def rest(self) -> dict[str, list[dict[str, Any]]]:
-        """By phase, untried settings that may be faster than the best: the most promising few."""
+    def rest(self) -> dict[str, list[dict[str, Any]]] | None:
+        """By phase, untried settings that may be faster than the best: the most promising few.
+
+        None where the sampler cannot say it.
+        """
+        if (every := self._optuna.rest) is None:
+            return None
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for setting, likely, most in self._optuna.rest:
+        for setting, likely, most in every:
             if len(found[setting.phase]) < _NAMED:
                 gain = {"likely": round(likely, 4), "most": round(most, 4)}
                 found[setting.phase].append(
@@ -137,37 +120,31 @@ class Study:
                 )
         return dict(found)
 
-    def _is_over(self) -> bool:
-        """Whether the races need the time; called while jobs run. The baseline always ends."""
-        has_baseline = not self.sampler.baselines.isdisjoint(self._running.values())
-        return self.budget.is_over(None if has_baseline else self._races_s)
+    def unseen(self) -> dict[str, list[str]]:
+        """By phase, the families that work here and were not looked at once."""
+        return self._optuna.unseen
 
-    def _limit_s(self) -> float:
+    def _is_over(self) -> bool:
+        """Whether what runs must be ended. Plain torch.compile() is, for no race."""
+        if self.deadlines.is_over():
+            return True
+        has_plain = not self.sampler.baselines.isdisjoint(self._running.values())
+        return not has_plain and self.deadlines.is_search_over(self._races_s)
+
+    def _trial_s(self) -> float:
         """How long a trial may take that begins now, so that it ends before the races.
 
         Of those that run, each may hold it up while it is timed.
         """
-        if self.budget.total_s is None:
-            return math.inf
         ran = [r.step_s for r in self._worked() if r.wall_s > 0]
         timed = [steps.get("verify", 0.0) + steps.get("measure", 0.0) for steps in ran]
         waits_s = (
             fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
         )
-        return _SURE * self.budget.for_search_s(self._races_s) - waits_s
+        return self.deadlines.trial_s(self._races_s, waits_s)
 
     def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
         """All that may start now; settings that need no process get their record at once."""
-        if self._first_tries:  # a second try runs alone
-            if (
-                self._to_retry
-                and not jobs.size
-                and jobs.has_room
-                and self._limit_s() > 0
-            ):
-                number = self._to_retry.popleft()
-                yield self._job(number, self._running[number], is_retry=True)
-            return
         while jobs.has_room and (setting := self._next()):
             number = self.job_factory.next_number()
             if (record := answer(number, setting, self._known)) is not None:
@@ -181,11 +158,11 @@ class Study:
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
-        limit_s = self._limit_s()
-        if limit_s <= 0 or self.is_done:
+        if self.trials is not None and self._processes >= self.trials:
             return None
-        self.sampler.limit_s = limit_s
-        return self._optuna.ask() if len(self._running) < self._fitting else None
+        if len(self._running) >= self._fitting:
+            return None
+        return self._optuna.ask(self._trial_s())
 
     @property
     def _fitting(self) -> int:
@@ -203,11 +180,11 @@ class Study:
 
     # From a setting to its trial and its record ---------------------------------------------------
 
-    def _job(self, number: int, setting: Setting, is_retry: bool = False) -> Job:
+    def _job(self, number: int, setting: Setting) -> Job:
         config, worked = setting.config, self._worked(setting.cell)
         speeds = [r.measurement.speedup.value for r in worked if r.measurement]
         # Plain torch.compile() runs as a user's program does.
-        is_alone = setting in self.sampler.baselines and self.sampler.baseline_alone
+        is_alone = setting in self.sampler.baselines and self.sampler.plain_alone
         request = TrialRequest(
             header=self.job_factory.header,
             number=number,
@@ -227,20 +204,11 @@ class Study:
             == (setting.phase, config.backend, config.mode)
             and r.duplicate_of is None
         ]
-        timeout_s = (
-            None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
-        )
-        return self.job_factory.job(
-            request,
-            timeout_s,
-            fresh=is_retry,
-            alone=is_retry,
-            environment=config.environment,
-        )
+        timeout_s = adaptive_timeout_s(self.job_factory.timeout_s, seen)
+        return self.job_factory.job(request, timeout_s, environment=config.environment)
 
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
-        ending = dataclasses.replace(ending, first=self._first_tries.pop(number, None))
         record = to_record(number, setting, ending)
         record.horizon = self.passes(setting.phase)
         return record

@@ -51,12 +51,10 @@ _PROCESS_S, _BLOCKS_S = 2.0, 0.5  # of a race: to begin and verify eager; to tim
 
 
 class ListSampler(FiniteSampler):
-    """The settings in the order of the list."""
+    """The settings in the order of the list, as far as they may begin."""
 
-    def sample_relative(
-        self, study: Any, trial: Any, search_space: Any
-    ) -> dict[str, Any]:
-        return self.params(self.left(study)[0])
+    def choose(self, study: Any, trial: Any, may_be: Any) -> int:
+        return int(may_be[0])
 
 
 def rows_of(path: Path) -> tuple[dict[Setting, dict[str, Any]], dict[str, Any]]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from autocompile.errors import UsageError
 from autocompile.progress import Progress
 from autocompile.report.live import LiveProgress, PlainProgress, progress
-from autocompile.search.jobs import Budget
+from autocompile.search.deadlines import Deadlines
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.store.record import Outcome, Record, Step
@@ -55,8 +55,9 @@ def begin(
     shown: Progress, clock: Clock | None = None, total_s: float | None = 300.0
 ) -> None:
     shown.header(TARGET, MACHINE, "runs/net-0003")
-    budget = Budget(total_s, clock=clock or Clock())
-    shown.searching({"forward": "5 backends → 27 settings"}, budget)
+    clock = clock or Clock()
+    deadlines = Deadlines(total_s, clock(), clock)
+    shown.searching({"forward": "5 backends → 27 settings"}, deadlines)
 
 
 class Board:
@@ -289,7 +290,7 @@ def test_the_display_shows_text_of_a_trial_literally() -> None:
     board = Board()
     hostile = "x\x1b[2J[red]y[/red][/]"
     board.shown.header({"spec": hostile}, {"device_name": hostile}, hostile)
-    board.shown.searching({hostile: hostile}, Budget(9.0))
+    board.shown.searching({hostile: hostile}, Deadlines(9.0))
     board.shown.ended(worked(1, CompileConfig(hostile), 1.2, wall_s=1.0), 1)
     board.shown.started(2, Setting(CompileConfig(hostile), 4))
     out = board.file.getvalue()

@@ -30,7 +30,7 @@ def test_what_starts_after_a_cut_is_ended_by_the_next_one() -> None:
     executor = Endless(lambda request: measured(1.0))
     jobs = Jobs(executor, Progress(), lambda: over)
     for number in (1, 2):
-        executor.start(jobs.expect(job(number)))
+        jobs.start(job(number))
         over = True
         ended, ending = jobs.next()
         assert (ended, ending.outcome) == (number, Outcome.INTERRUPTED)

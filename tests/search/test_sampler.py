@@ -19,7 +19,9 @@ from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
 from autocompile.search.sampler import (
     SAMPLERS,
     FiniteSampler,
+    ListedSampler,
     PortfolioSampler,
+    State,
     make_sampler,
 )
 from autocompile.settings.config import EAGER, CompileConfig, Setting
@@ -81,16 +83,22 @@ def told(
 
 
 def gains_of(sampler: PortfolioSampler, study: optuna.Study) -> dict[Setting, float]:
-    scores = sampler.scores(study)
-    return {
-        sampler.settings[i]: g
-        for i, g in zip(scores.positions, scores.gains, strict=True)
-    }
+    results = sampler.results(study)
+    is_ready = sampler.states(results) == State.READY
+    gain = sampler.scores(results).gain
+    return {sampler.settings[i]: gain[i] for i in np.flatnonzero(is_ready)}
 
 
 def following(sampler: PortfolioSampler, study: optuna.Study) -> Setting:
     trial = study.ask(dict(sampler.distributions))
     return sampler.setting(trial.params)
+
+
+def may_begin(
+    sampler: ListedSampler, study: optuna.Study, left_s: float = math.inf
+) -> list[CompileConfig]:
+    """The configs of the settings of which the next trial may be."""
+    return [sampler.settings[i].config for i in sampler.candidates(study, left_s)]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -147,20 +155,21 @@ def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it
     assert following(sampler, study) == eager[0]
     trial = study.ask(dict(sampler.distributions))
     assert sampler.setting(trial.params) in sampler.baselines
-    assert not sampler.has_next(study)
+    assert not may_begin(sampler, study)
     study.tell(trial, 1.1)
     assert following(sampler, study).config.mode == B
 
 
 def test_beside_the_baseline_runs_what_the_study_allows() -> None:
     prior = Prior({"inductor max_autotune=True": 0.6}, {})
-    sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
-    sampler.baseline_alone = False
+    sampler = PortfolioSampler(
+        settings(), {"forward": prior}, {"forward": 4}, plain_alone=False
+    )
     study = told(
         sampler, *((s, 1.0, {}) for s in sampler.settings if s.config.is_plain_eager)
     )
     begun = []
-    while sampler.has_next(study):
+    while may_begin(sampler, study):
         trial = study.ask(dict(sampler.distributions))
         begun.append(sampler.setting(trial.params))
     assert begun[0] in sampler.baselines, "the longest begins first"
@@ -215,17 +224,18 @@ def test_what_cannot_end_in_time_is_not_begun_but_for_the_baseline() -> None:
         for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))
     ]
     sampler = PortfolioSampler(every, {"forward": Prior({}, seconds, 2.0)})
-    sampler.limit_s = 10.0
     study = told(sampler, (every[0], 1.0, {"seconds": 2.0}))
-    assert following(sampler, study).config == CompileConfig()
+    assert may_begin(sampler, study, 10.0) == [CompileConfig()]
+    assert not may_begin(sampler, study, 0.0), "nothing begins after the end"
     study = told(sampler, (every[0], 1.0, {}), (every[1], 1.0, {"seconds": 44.0}))
-    assert not sampler.has_next(study)
-    sampler.limit_s = 60.0
-    assert following(sampler, study).config.mode == A, (
-        "a compile of this model takes 44 s"
-    )
-    sampler.limit_s = 600.0
-    assert following(sampler, study).config.mode == B
+    assert not may_begin(sampler, study, 10.0)
+    (first,) = may_begin(sampler, study, 60.0)
+    assert first.mode == A, "a compile of this model takes 44 s"
+    known = [(s, 1.0, {"seconds": 44.0}) for s in every[1:3]]
+    study = told(sampler, (every[0], 1.0, {}), *known)
+    assert not may_begin(sampler, study, 60.0)
+    (first,) = may_begin(sampler, study, 600.0)
+    assert first.mode == B
 
 
 def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
@@ -293,7 +303,8 @@ def test_the_search_ends_when_nothing_is_left_that_may_gain() -> None:
     study = told(sampler, *ended)
     assert sampler.left(study)
     assert sampler.is_done(study), "three modes are twice as slow as eager"
-    assert sampler.has_next(study), "full effort goes on to the end of the list"
+    assert not may_begin(sampler, study, 1e6)
+    assert may_begin(sampler, study), "full effort goes on to the end of the list"
 
 
 def test_where_eager_mode_fails_nothing_else_is_tried() -> None:
@@ -302,11 +313,8 @@ def test_where_eager_mode_fails_nothing_else_is_tried() -> None:
     study = told(sampler, (Setting(EAGER, 1), None, {}))
     assert {s.batch_size for s in gains_of(sampler, study)} == {4}
     study = told(sampler, (Setting(EAGER, 1), None, {}), (Setting(EAGER, 4), None, {}))
-    assert (
-        not sampler.has_next(study)
-        and sampler.is_done(study)
-        and not sampler.rest(study)
-    )
+    assert not may_begin(sampler, study) and not sampler.left(study)
+    assert sampler.is_done(study) and not sampler.rest(study)
 
 
 def test_a_setting_that_another_may_answer_waits_for_it_and_then_costs_nothing() -> (
@@ -318,7 +326,7 @@ def test_a_setting_that_another_may_answer_waits_for_it_and_then_costs_nothing()
     assert optimized(sampler, lambda s: 1.0, 3) == [every[0], every[2], every[1]]
     study = told(sampler, (every[0], 1.0, {}))
     assert following(sampler, study) == every[2]
-    assert not sampler.has_next(study), "it is running now"
+    assert not may_begin(sampler, study), "it is running now"
 
 
 def test_interrupted_settings_are_still_to_be_tried() -> None:
@@ -455,17 +463,19 @@ def test_a_sampler_that_has_seen_all_trials_chooses_as_one_that_sees_them_for_th
     running: list[optuna.Trial] = []
     for step in range(60):
         other = PortfolioSampler(EVERY, PRIORS)
-        for ours, theirs in zip(
-            sampler.scores(study), other.scores(study), strict=True
-        ):
+        pairs = zip(
+            sampler.scores(sampler.results(study)),
+            other.scores(other.results(study)),
+            strict=True,
+        )
+        for ours, theirs in pairs:
             assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-12)
         assert sampler.left(study) == other.left(study)
-        if not other.has_next(study):  # the rest waits for the baseline
+        if not (may_be := other.candidates(study)):  # the rest waits for the baseline
             study.tell(running.pop(), 1.0)
             continue
-        next_one = other.sample_relative(study, None, {})
         running.append(study.ask(dict(sampler.distributions)))
-        assert running[-1].params == next_one
+        assert running[-1].params == sampler.params(other.settings[may_be[0]])
         while len(running) > step % 5:
             trial = running.pop(int(random.integers(len(running))))
             trial.set_user_attr("seconds", float(random.uniform(1, 9)))

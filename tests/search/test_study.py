@@ -20,6 +20,7 @@ from scripts import (
     SPACE,
     TRUTH,
     Recorder,
+    Timed,
     is_best,
     is_best_raced,
     is_compiled,
@@ -112,9 +113,10 @@ def test_a_sampler_of_optunas_kind_chooses_in_place_of_ours(target: Path) -> Non
             return distribution.choices[-1]
 
     executor = FakeExecutor(script, probed())
-    result = tuned(target, executor, sampler=Last(seed=0), trials=2)
-    (_, second) = [r for r in result.trials if r.role == "search" and r.wall_s > 0]
-    assert second.config.mode == "max-autotune"
+    result = tuned(target, executor, sampler=Last(seed=0), trials=3)
+    tried = [r.config for r in result.trials if r.role == "search" and r.wall_s > 0]
+    assert tried[0].is_eager and tried[1] == CompileConfig()
+    assert tried[2].mode == "max-autotune"
     assert (
         "sampler"
         not in json.loads(Path(result.run_dir, "run.json").read_text())["options"]
@@ -126,10 +128,16 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
     phase = forward(tune(target, executor=executor, trials=4, run_dir="few"))
     assert len(searched(executor)) == 4
     assert phase["tried"] < phase["settings"]
-    executor = FakeExecutor(script)
+    late = Timed(script, Clock(), dataclasses.replace(probed(), wall_s=9.45))
     with pytest.raises(NothingWorked, match="the run ended before any setting"):
-        tune(target, executor=executor, budget_s=1e-9, run_dir="none")
-    assert executor.requests == []
+        tune(
+            target,
+            executor=late,
+            budget_s=10.0,
+            clock=late.clock.monotonic,
+            run_dir="none",
+        )
+    assert late.requests == []
 
 
 def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> None:

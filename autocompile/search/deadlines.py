@@ -1,0 +1,96 @@
+"""When the parts of a run must end, so that the whole ends with its budget.
+
+A run is a probe, a search, races, exported code and a report, in this order. Each has its own end;
+what one part does not use belongs to the next. All shares of a run's time stand in this file.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Seconds that are kept to end what still runs (about half a second) and to write the report
+# (about one), but no more than a share of a short budget.
+_REPORT_S, _REPORT = 2.0, 0.05
+# Share that is kept after the races to run exported code once: about one process.
+_EXPORTS = 0.05
+# Largest share that is kept for the races. With more, a short budget would try too little to have
+# anything to race (studies/search, replay.py).
+_RACES = 0.4
+# Share between the end of what a trial is expected to take and the races: one that is late is
+# ended only when they need the time, since nothing of it is kept.
+_GRACE = 0.03
+# Share of the time left that a trial may be expected to take: predictions are off by so much.
+_SURE = 0.85
+# A budget that is too short to wait for plain torch.compile() by itself, in seconds.
+_SHORT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """The ends of a run's parts; all results are in seconds.
+
+    Attributes:
+        total_s: of the whole run, report included; None: no part has an end.
+        began: the beginning, by ``clock``.
+    """
+
+    total_s: float | None = None
+    began: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def spent_s(self) -> float:
+        return self.clock() - self.began
+
+    @property
+    def left_s(self) -> float:
+        """Until the report must begin; the probe and all that runs must have ended by then."""
+        total_s = self._total_s
+        return total_s - min(_REPORT_S, _REPORT * total_s) - self.spent_s
+
+    @property
+    def races_left_s(self) -> float:
+        """Until the races must have ended. A set that was begun in time may last until the report."""
+        return self.left_s - self._share_s(_EXPORTS)
+
+    def search_left_s(self, races_s: float) -> float:
+        """Until the search must have ended, if the races after it take ``races_s``."""
+        return self.races_left_s - min(self._share_s(_RACES), races_s)
+
+    def trial_s(self, races_s: float, waits_s: float) -> float:
+        """What a trial may be expected to take that begins now.
+
+        Args:
+            races_s: of the races after the search.
+            waits_s: for which it will be stopped while others are timed.
+        """
+        left_s = self.search_left_s(races_s) - self._share_s(_GRACE)
+        return _SURE * left_s - waits_s
+
+    def is_over(self) -> bool:
+        """Whether all that runs must be ended, for the report."""
+        return self.left_s <= 0
+
+    def is_search_over(self, races_s: float) -> bool:
+        """Whether the trials that run must be ended, for the races."""
+        return self.search_left_s(races_s) <= 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether plain ``torch.compile()`` by itself could take all there is."""
+        return self._total_s <= _SHORT_S
+
+    @property
+    def _total_s(self) -> float:
+        return math.inf if self.total_s is None else self.total_s
+
+    def _share_s(self, share: float) -> float:
+        """A share of the whole; of an endless run none, as it never matters."""
+        return 0.0 if self.total_s is None else share * self.total_s
+
+
+NO_DEADLINES = Deadlines()
+"""Of a run that may take as long as it likes."""
