@@ -1,0 +1,168 @@
+"""What the study tries: the lies, by the target that tells them, and the honest models.
+
+It imports no torch: ``verification.py`` reads it in the parent process, ``lies.py`` in each trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SIZES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+"""Relative sizes of an error, of which the smallest that is found is looked for."""
+CONTROL = "control"
+"""The backend that tells no lie: it must not be refused."""
+FLOAT32, TF32, BFLOAT16, AUTOCAST = "float32", "TF32", "bfloat16", "autocast"
+PRECISIONS = (FLOAT32, TF32, BFLOAT16, AUTOCAST)
+"""``bfloat16`` is a model in bfloat16, ``autocast`` one in float32 that computes in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Liars:
+    """The backends of one target in one phase, each with one lie.
+
+    Attributes:
+        lies: what each backend does wrong, in words, by its name.
+        scans: kinds of errors that are told in each of ``SIZES``.
+        has_products: whether TF32 and autocast change anything.
+    """
+
+    phase: str
+    lies: Mapping[str, str]
+    scans: Mapping[str, str] = field(default_factory=dict)
+    has_products: bool = True
+
+    def sized(self) -> dict[str, tuple[str, float]]:
+        """The kind and the size of an error, by the name of its backend."""
+        return {
+            f"{kind}_{size:g}": (kind, size) for kind in self.scans for size in SIZES
+        }
+
+    def backends(self) -> tuple[str, ...]:
+        return (CONTROL, *self.lies, *self.sized())
+
+
+LIARS: Mapping[str, Liars] = {
+    "answers": Liars(
+        "forward",
+        {
+            "row_zeroed": "one row of 2,300 is zero",
+            "row_garbage": "one row of 2,300 is random",
+            "position_garbage": "one position of 4 x 575 is random",
+            "class_zeroed": "one of 100 classes is zero",
+            "class_swapped": "two of 100 classes are exchanged",
+            "label_flipped": "one label of 1,000 is another",
+            "alias": "the output is memory that the next call overwrites",
+            "stride": "an output has other strides",
+            "write_dropped": "a write to an input tensor is dropped",
+        },
+        {
+            "outputs_all": "all outputs too large",
+            "outputs_row": "one row of 2,300 too large",
+        },
+    ),
+    "cache": Liars(
+        "forward",
+        {
+            "cache_write_dropped": "a write to a cache object that is an input is dropped"
+        },
+    ),
+    "training": Liars(
+        "train_step",
+        {
+            "gradient_1.01": "all gradients x 1.01",
+            "gradient_1.02": "all gradients x 1.02",
+            "gradient_1.05": "all gradients x 1.05",
+            "gradient_zero": "all gradients are zero",
+            "gradient_missing": "one parameter gets no gradient",
+            "gradient_before": "gradients of the batch before",
+            "masks_anew": "the gradients are of other dropout masks than the loss",
+            "embedding_row_zeroed": "one row of an embedding's gradient is zero",
+            "embedding_row_garbage": "one row of an embedding's gradient is random",
+            "class_gradient_zeroed": "one class of the head's gradient is zero",
+        },
+        {
+            "gradient_all": "all gradients too large",
+            "gradient_one": "one parameter's gradient too large",
+            "gradient_row": "one row of an embedding's gradient too large",
+        },
+    ),
+    "stepping": Liars(
+        "optimizer_step",
+        {
+            "rate_1.02": "learning rate x 1.02",
+            "rate_1.1": "learning rate x 1.1",
+            "rate_2": "learning rate x 2",
+            "decay_dropped": "no weight decay",
+            "decay_doubled": "weight decay x 2",
+            "eps": "eps of 1e-4 in place of 1e-8",
+            "step_count": "each step counts twice",
+            "largest_skipped": "the largest tensor is not stepped",
+            "smallest_skipped": "the smallest tensor is not stepped",
+        },
+        has_products=False,
+    ),
+}
+"""By the name of the target in ``lies.py``."""
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A model of ``targets/``, and the phases in which settings of it are verified."""
+
+    words: str
+    phases: tuple[str, ...]
+    has_convolutions: bool = False
+
+
+_BOTH = ("forward", "train_step")
+HONEST: Mapping[str, Honest] = {
+    "gpt2": Honest("GPT-2, AdamW", _BOTH),
+    "bert": Honest("BERT with dropout, AdamW", _BOTH),
+    "vit": Honest("ViT, AdamW", _BOTH),
+    "t5": Honest("T5, AdamW", _BOTH),
+    "resnet18": Honest("ResNet-18, SGD with momentum", _BOTH, has_convolutions=True),
+    "resnet50": Honest("ResNet-50, SGD with momentum", _BOTH, has_convolutions=True),
+    "unet": Honest("a UNet with attention, AdamW", _BOTH, has_convolutions=True),
+    "tokens": Honest("GPT-2 that returns argmax over its vocabulary", ("forward",)),
+    "value": Honest("a value head in bfloat16, one number for each row", _BOTH),
+    "item": Honest("a step that returns loss.item()", ("step",)),
+    "scaled": Honest(
+        "a step under autocast that accumulates, clips and returns .item()", ("step",)
+    ),
+}
+"""By the name of the file."""
+
+
+def honest_spaces(model: Honest, phase: str, device: str) -> list[dict[str, Any]]:
+    """What ``SearchSpace`` is given for each tune of a model in a phase.
+
+    TF32 exists on a GPU only, and so do CUDA graphs. Each product is small enough to be tried
+    as a whole.
+    """
+    on_gpu = device.startswith("cuda")
+    asked: dict[str, Any] = {
+        "backends": ("inductor", "aot_eager", *(("cudagraphs",) if on_gpu else ())),
+        "modes": ("default", "reduce-overhead") if on_gpu else ("default",),
+        "fullgraph": (False,),
+        "dynamic": (None,),
+        "autocast": ("none", "bfloat16"),
+        "precision": ("default", "high") if on_gpu else ("default",),
+        "scope": ("model",),
+        "freezing": (False,),
+        "memory_format": ("default",),
+        "threads": (None,),
+        "options": ((),),
+    }
+    if phase == "forward":
+        asked["dynamic"] = (None, True)
+        if model.has_convolutions:
+            asked["memory_format"] = ("default", "channels_last")
+    else:
+        asked["scope"] = ("model", "step")
+    if phase == "train_step":
+        asked["optimizer"] = ("default", "fused")
+    if phase == "step":
+        asked["optimizer"] = ("default",)
+    return [asked]

@@ -1,0 +1,46 @@
+"""ResNet-18, and SGD with momentum. Convolutions are in TF32 on a GPU, as is torch's default."""
+
+import os
+
+import torch
+from transformers import ResNetConfig, ResNetForImageClassification
+
+IS_SMALL = "VERIFICATION_SMALL" in os.environ
+PIXELS, IMAGES, CLASSES = (32, 4, 10) if IS_SMALL else (96, 16, 100)
+DEPTHS, KIND = [2, 2, 2, 2], "basic"
+WIDTHS = [16, 32, 64, 128] if IS_SMALL else [64, 128, 256, 512]
+
+
+class Net(torch.nn.Module):
+    """Logits ``[images, classes]``."""
+
+    def __init__(self, depths, kind, widths):
+        super().__init__()
+        config = ResNetConfig(
+            embedding_size=widths[0] if kind == "basic" else 64,
+            depths=depths,
+            hidden_sizes=widths,
+            layer_type=kind,
+            num_labels=CLASSES,
+        )
+        self.resnet = ResNetForImageClassification(config)
+
+    def forward(self, images):
+        return self.resnet(images).logits
+
+
+def get_model():
+    return Net(DEPTHS, KIND, WIDTHS)
+
+
+def get_inputs():
+    return (torch.randn(IMAGES, 3, PIXELS, PIXELS),)
+
+
+def get_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+
+
+def get_loss(logits, inputs):
+    labels = torch.arange(len(logits), device=logits.device) % CLASSES
+    return torch.nn.functional.cross_entropy(logits.float(), labels)
