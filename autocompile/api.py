@@ -101,6 +101,7 @@ def tune(
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
     command: Mapping[str, Any] | None = None,
+    waited: Callable[[float], None] = lambda seconds: None,
 ) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
 
@@ -141,6 +142,7 @@ def tune(
             ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
         began: when the budget began, by ``clock``; None: now.
+        waited: is told for how many seconds ``wait`` has waited.
         command: more options, of the command that this is of, for those that reports name.
 
     Returns:
@@ -196,7 +198,9 @@ def tune(
         stack.enter_context(contextlib.closing(progress))
         if is_local:
             doing = f"run {folder.path.absolute()}"
-            began += stack.enter_context(held(doing, progress.warning, wait))
+            waited_s = stack.enter_context(held(doing, progress.warning, wait))
+            began += waited_s  # the budget is of the time in which it could work
+            waited(waited_s)
         # By what is free now: while it waited, the other command had some of it.
         library, *_ = targets.library_model(plan.target) or ("",)
         executor = executor or LocalExecutor(
@@ -254,6 +258,7 @@ def tune(
             ),
             passes=lambda phase: passes_of(phase, run),
             records=folder.read()[0],
+            compile_is_limited=plan.limits.compile_s is not None,
             memory_bytes=memory_bytes,
             interrupts=interrupts,
         )

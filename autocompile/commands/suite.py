@@ -34,9 +34,13 @@ else:
     import tomli as tomllib
 
 _BATCH_SIZE = 8  # one size, since there are many models
-_FIRST = 0.7  # share of the budget that all models get alike; the rest goes where most may be won
-_LEAST_S = 45.0  # in less a run cannot try even plain torch.compile()
-_MORE = 1.5  # a run in which no compile has ended gets this many times the seconds that it had
+# Share of the budget that all models get alike; the rest goes where most may be won.
+_FIRST = 0.7
+# Seconds in less than which a run cannot try even plain torch.compile(). A model whose share is
+# less gets as many, if they are left, and none is begun with less than half of them.
+_LEAST_S = 45.0
+# A run in which no compile has ended gets this many times the seconds that it had.
+_MORE = 1.5
 _WORTH = 0.01  # a likely gain below this, as a fraction, is none
 
 
@@ -157,6 +161,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._began = self.clock()
+        self._waited_s = 0.0
         self._earlier_s = self.suite.wall_s
         self._errors: dict[str, str] = {}
         for row in self.suite.rows:  # of an earlier session; what works now replaces it
@@ -200,16 +205,24 @@ class Runner:
     def _left_s(self) -> float:
         if self.budget_s is None:
             return float("inf")
-        return self.budget_s - (self.clock() - self._began)
+        return self.budget_s - (self.clock() - self._began - self._waited_s)
+
+    def waited(self, seconds: float) -> None:
+        """A model waited for another autocompile, which takes nothing of the budget."""
+        self._waited_s += seconds
 
     def _share_s(self, members: int) -> float | None:
-        """Of the first runs, where what one does not use is the others'."""
+        """The seconds of a model's first run: an equal part of what is left for all of these.
+
+        What one does not use is for those after it, and none gets more than there is.
+        """
         if (
             self.budget_s is None or self.suite.fixed
         ):  # which tries everything that is named
             return None
-        first = self._left_s() - (1 - _FIRST) * self.budget_s
-        return max(_LEAST_S, first / members)
+        left_s = self._left_s()
+        first = left_s - (1 - _FIRST) * self.budget_s
+        return min(left_s, max(_LEAST_S, first / members))
 
     def _tune(self, member: Member, budget_s: float | None, which: str) -> None:
         phases = "" if member.phases is None else f", {', '.join(member.phases)}"
@@ -218,7 +231,11 @@ class Runner:
         folder = self.folder / member.folder
         try:
             found = self.tune(
-                member, bool(_runs(folder)), budget_s=budget_s, run_dir=folder
+                member,
+                bool(_runs(folder)),
+                budget_s=budget_s,
+                run_dir=folder,
+                waited=self.waited,
             )
             self._reports[member.folder] = found
             self._errors.pop(member.folder, None)
@@ -278,7 +295,7 @@ class Runner:
             s for run in self._made(member) for s in run.get("spaces", {}).values()
         ]
         return max(
-            (row["likely"] for one in spaces for row in one.get("rest", ())),
+            (row["likely"] for one in spaces for row in one.get("rest") or ()),
             default=0.0,
         )
 
@@ -444,6 +461,7 @@ def run_suite(
             return {"": result.report}
         from autocompile.commands.cluster import tune_all
 
+        del given["waited"]  # on a cluster no machine is waited for
         outcome = tune_all(member.target, ray=ray, show=progress, **given)
         for kind, error in outcome.errors.items():
             say(f"error: {member.target} on {kind}: {first_words(error)}")

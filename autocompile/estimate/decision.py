@@ -66,7 +66,7 @@ def _in_set(first: Candidate, second: Candidate, number: int) -> float:
 
 def _is_late(c: Candidate) -> bool:
     """Whether it was not raced, and seems much faster than eager."""
-    return not c.sets and not c.processes and c.reported.low > 1 + _MUCH
+    return not c.tries and c.reported.low > 1 + _MUCH
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,11 @@ def _going_on(decision: Decision, raced: Sequence[Candidate]) -> list[Candidate]
         and not is_out(c, leader)
         and (
             c in (leader, decision.best)
-            or (len(c.processes) < SETS[1] and (c.sets < SETS[0] or c in may_win))
+            or (c.tries < SETS[1] and (c.sets < SETS[0] or c in may_win))
         )
     ]
     late = [decision.best] if decision.is_faster else []
-    new = [c for c in (*late, *may_win) if not c.sets and not c.processes]
+    new = [c for c in (*late, *may_win) if not c.tries]
     return chosen + new[: max(0, _MOST - len(chosen))]
 
 

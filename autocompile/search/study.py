@@ -63,6 +63,7 @@ class Study:
         Record
     ]  # of the search and the races, those of earlier sessions included
     trials: int | None = None  # most that start a process for the search
+    compile_is_limited: bool = False  # a limit leaves out what compiles for longer
     memory_bytes: int | None = (
         None  # of the accelerator; None on a CPU: each trial has a limit
     )
@@ -71,6 +72,7 @@ class Study:
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
         self._running: dict[int, Setting] = {}
+        self._beside: dict[int, int] = {}  # most others that ran beside each
         self._races_s = 0.0
         for record in self.records:
             self._learn(record)
@@ -152,6 +154,9 @@ class Study:
                 continue
             self._processes += 1
             self._running[number] = setting
+            for each in self._running:
+                others = len(self._running) - 1
+                self._beside[each] = max(self._beside.get(each, 0), others)
             job = self._job(number, setting)
             self.progress.started(number, setting)
             yield job
@@ -183,8 +188,6 @@ class Study:
     def _job(self, number: int, setting: Setting) -> Job:
         config, worked = setting.config, self._worked(setting.cell)
         speeds = [r.measurement.speedup.value for r in worked if r.measurement]
-        # Plain torch.compile() runs as a user's program does.
-        is_alone = setting in self.sampler.baselines and self.sampler.plain_alone
         request = TrialRequest(
             header=self.job_factory.header,
             number=number,
@@ -195,7 +198,7 @@ class Study:
             if config.is_plain_eager
             else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            compile_threads=self.executor.compile_threads(is_alone),
+            compile_threads=self._threads(setting),
         )
         seen = [
             r.step_s.get("compile", 0.0)
@@ -207,10 +210,25 @@ class Study:
         timeout_s = adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(request, timeout_s, environment=config.environment)
 
+    def _threads(self, setting: Setting) -> int:
+        """With how many threads it compiles: plain torch.compile() as in a user's program."""
+        is_alone = setting in self.sampler.baselines and self.sampler.plain_alone
+        return self.executor.compile_threads(is_alone)
+
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
         record = to_record(number, setting, ending)
         record.horizon = self.passes(setting.phase)
+        record.beside = self._beside.pop(number)
+        if record.compile_s is not None and not record.config.is_eager:
+            record.compile_threads = self._threads(setting)
+            if record.beside and (record.horizon or self.compile_is_limited):
+                threads = record.compile_threads
+                record.notes.append(
+                    f"its compile time, which counts here, was measured with up to "
+                    f"{record.beside} other trials beside it, on {threads} "
+                    f"thread{'s' if threads > 1 else ''}: alone it may be shorter"
+                )
         return record
 
     # What is saved --------------------------------------------------------------------------------

@@ -141,6 +141,10 @@ class Record(TaskResult):
     compile_s: float | None = (
         None  # extra seconds of the first three calls; in races: warm cache
     )
+    # Most other trials that ran beside it, and threads that Inductor had for its compile: with
+    # fewer than a program has, or on cores that others use, a compile takes longer.
+    beside: int | None = None
+    compile_threads: int | None = None
     compile_window: tuple[float, float] | None = (
         None  # of these by time.monotonic; not kept
     )

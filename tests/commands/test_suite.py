@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import util
@@ -133,6 +134,7 @@ class Runs:
         self.given: list[tuple[str, float]] = []
         self.raises: dict[str, BaseException] = {}
         self.always = False  # there is as much to win after more time
+        self.share_taken, self.waits_s = 0.5, 0.0
 
     def __call__(
         self, member: Member, resume: bool, **more: Any
@@ -140,7 +142,10 @@ class Runs:
         if error := self.raises.get(member.folder):
             raise error
         self.given.append((member.folder, more["budget_s"]))
-        self.clock.now += 0.5 * more["budget_s"] if not resume else more["budget_s"]
+        self.clock.now += self.waits_s
+        more["waited"](self.waits_s)
+        taken = 1.0 if resume else self.share_taken
+        self.clock.now += taken * more["budget_s"]
         more["run_dir"].mkdir(parents=True, exist_ok=True)
         get = self.likely.get if self.always else self.likely.pop
         rest = [{"likely": get(member.folder, 0.0), "config": {}}]
@@ -179,6 +184,25 @@ def test_what_one_model_does_not_use_is_for_the_others(runner: Any) -> None:
     shares = [share for _, share in runs.given]
     assert shares[0] == pytest.approx(700 / 3)
     assert shares[0] < shares[1] < shares[2]
+
+
+def test_no_share_is_more_than_is_left(runner: Any) -> None:
+    one, runs = runner("ab", 70.0)
+    runs.share_taken = 1.0
+    one.run()
+    assert [share for _, share in runs.given] == [45.0, 25.0]
+    assert one.clock() == pytest.approx(70.0)
+
+
+def test_waiting_for_another_command_takes_nothing_of_the_budget(runner: Any) -> None:
+    shares = {}
+    for waits_s in (0.0, 600.0):
+        one, runs = runner("abc", 1000.0)
+        runs.waits_s = waits_s
+        one.run()
+        shares[waits_s] = [share for _, share in runs.given]
+        shutil.rmtree("suite")
+    assert shares[600.0] == pytest.approx(shares[0.0])
 
 
 def test_the_rest_of_the_budget_goes_where_most_may_be_won(runner: Any) -> None:
@@ -281,7 +305,7 @@ def test_an_error_after_ctrl_c_ends_nothing(
     (folder / "report.json").write_text("{}")
     stopped = SimpleNamespace(report=replace(runs.report, interrupted=True))
     monkeypatch.setattr("autocompile.api.load", lambda path: stopped)
-    runs(one.suite.members[1], False, budget_s=0.0, run_dir=folder)
+    runs(one.suite.members[1], False, budget_s=0.0, run_dir=folder, waited=one.waited)
     runs.given.clear()
     runs.raises["b"] = RunError("b.py has changed")
     suite = one.run()

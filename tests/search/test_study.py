@@ -269,6 +269,29 @@ def test_an_agents_weights_change_at_times_that_somebody_has_to_say(
     )
 
 
+# Compile times -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked", [{"horizon": 10**9}, {"limits": Limits(compile_s=60.0)}, {}]
+)
+def test_a_compile_time_that_counts_says_that_others_compiled_beside_it(
+    target: Path, asked: dict[str, Any]
+) -> None:
+    executor = Timed(script, Clock(), slots=4)
+    result = tuned(target, executor, effort="full", **asked)
+    (plain,) = [
+        r for r in result.trials if r.config == CompileConfig() and r.role == "search"
+    ]
+    assert plain.beside == 0 and not any("compile time" in n for n in plain.notes)
+    best = result.best["forward"]
+    (found,) = [r for r in result.trials if r.number == best.number]
+    assert found.beside and found.compile_threads == 1
+    said = [n for n in best.notes if "compile time, which counts here" in n]
+    assert len(said) == (1 if asked else 0)
+    assert all(f"{found.beside} other trials beside it" in n for n in said)
+
+
 # Failures and second tries -----------------------------------------------------------------------
 
 
