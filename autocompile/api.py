@@ -19,12 +19,12 @@ from autocompile.execute.job import JobFactory, is_held
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
 from autocompile.execute.starter import Isolation
+from autocompile.export.check import exported_code
 from autocompile.progress import Progress
 from autocompile.report.live import progress as progress_of
 from autocompile.result import (
     Result,
     demand_some,
-    exported_code,
     make_result,
     write_result,
 )
@@ -279,8 +279,7 @@ def tune(
                 race.run()
                 has_more = len(study.records) > before
             if only is None and not interrupts.seen:
-                codes = exported_code(folder, run, study.records, plan.limits)
-                race.run_exported(codes)
+                race.run_exported(exported_code(run, race.answers()))
         run["interrupted"] = interrupts.seen
         rest, unseen = ({}, {}) if only else (study.rest(), study.unseen())
         if not (run["interrupted"] or race.is_open or rest):

@@ -17,14 +17,11 @@ from autocompile.errors import AutocompileError, NothingWorked
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
 from autocompile.export import FORMATS, export, to_paste
-from autocompile.export.python import code_of, having_form
-from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
-from autocompile.settings.tuned import Tuned
 from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
 from autocompile.store.reading import made
@@ -174,22 +171,6 @@ def make_result(
         with contextlib.suppress(AutocompileError):
             exports[to] = export(report, to)
     return Result(dataclasses.replace(report, notice=notice, exports=exports), records)
-
-
-def exported_code(
-    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
-) -> dict[tuple[str, int | None], ExportedCode]:
-    """What ``--to python`` gives, by phase and batch size, with the settings that it may read.
-
-    Empty if nothing is faster than eager, or if the result cannot be exported.
-    """
-    report = make_result(folder, {**run, "interrupted": False}, records, limits).report
-    try:
-        settings, choices = Tuned.from_report(report), having_form(report)
-    except AutocompileError:
-        return {}
-    codes = {(c.phase, c.batch_size): code_of(report, c) for c in choices}
-    return {at: ExportedCode(code, settings) for at, code in codes.items() if code}
 
 
 def write_result(

@@ -51,7 +51,16 @@ ALLOWED = {
     "export": {"ground"},
     "result": {"ground", "report", "export", "runtime"},
     # of runtime, what writes a live model to a file
-    "api": {"ground", "execute", "space", "search", "report", "result", "runtime"},
+    "api": {
+        "ground",
+        "execute",
+        "space",
+        "search",
+        "report",
+        "result",
+        "runtime",
+        "export",
+    },
     "commands": {
         "ground",
         "api",

@@ -9,30 +9,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autocompile.errors import ExportError
+from autocompile.export.lines import Choice, Facts, is_rl_target
 from autocompile.export.text import comment, one_line
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.report import PhaseResult, Report
-
-_RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The result of one phase."""
-
-    phase: str
-    verdict: str  # faster, keep_eager or failed
-    config: CompileConfig | None  # may also be eager with changes; None: no change
-    evidence: str  # a sentence for a comment
-    gain: str = ""  # the speed-up over eager in words, with its 95 % interval
-    batch_size: int | None = None  # that it is for
-    processes: int = 0  # fresh ones that confirmed it
 
 
 def choices(report: Report) -> dict[str, Choice]:
@@ -85,19 +69,15 @@ def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
     return report.environments.get(config.environment) or {}
 
 
-def device_of(report: Report) -> str:
-    """The device that was tuned for, as torch names it: ``cuda:0``."""
-    return str(report.environment.get("device") or "cpu")
+def facts_of(report: Report) -> Facts:
+    """What the lines of a report's settings depend on."""
+    target = vars(report.target)
+    return Facts.of(target, report.environment, report.environments, is_rl(report))
 
 
 def is_rl(report: Report) -> bool:
     """Whether the target is or builds an RLModule."""
-    target = report.target
-    return bool(
-        target.algorithm
-        or target.kind in _RL_KINDS
-        or any(phase_of(name).is_rl for name in report.phases)
-    )
+    return is_rl_target(vars(report.target), report.phases)
 
 
 def header(report: Report, title: str) -> str:

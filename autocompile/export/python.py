@@ -1,28 +1,40 @@
 """Plain torch: lines to paste, with one comment of evidence for each phase.
 
 They use the names ``model``, ``optimizer``, and ``train_step`` or ``step``, and import autocompile
-only for what torch alone cannot do.
+only for what torch alone cannot do. The lines are those of :mod:`autocompile.export.lines`; here
+those of several phases become one program, as a block or as one line.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from autocompile.errors import AutocompileError, ExportError, UsageError
 from autocompile.export.choices import (
-    Choice,
     choices,
     command,
-    device_of,
     environment_of,
+    facts_of,
     file_note,
     is_rl,
 )
-from autocompile.export.text import literal, one_line, program, quoted
-from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
+from autocompile.export.lines import (
+    IMPORTS,
+    MODEL,
+    Choice,
+    Facts,
+    Lines,
+    Statement,
+    can_have_a_name,
+    lines_of,
+    plain_statements,
+    uses_apply,
+    without_words,
+)
+from autocompile.export.text import comment, one_line, program, quoted
+from autocompile.settings.config import EAGER
 from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
 from autocompile.store.report import Report
 
@@ -32,41 +44,169 @@ IN_RLLIB = (
 )
 
 _LONGEST = 200  # characters of a line to paste
-_RATE = 'float(group["lr"])'
-_APART = (
-    "# The phases differ in threads or precision, of which torch has one for the whole process:\n"
-    "# set them before each."
-)
+
+
+# --- the phases of one program ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Together:
+    """Phases whose lines go into one program, in the order of the lines."""
+
+    phases: tuple[Lines, ...]
+
+    @property
+    def statements(self) -> list[Statement]:
+        """All of them, each once."""
+        return list(dict.fromkeys(s for one in self.phases for s in one.statements))
+
+    @property
+    def has_names(self) -> bool:
+        """Whether phases compile the model differently, so that each has its own name for it."""
+        return any(one.called != MODEL for one in self.phases)
+
+    def of(self, phase: str) -> list[Statement]:
+        """The statements that a phase runs with: its own, and what changes the same objects."""
+        (mine,) = (one for one in self.phases if one.phase == phase)
+        objects = {*mine.wanted, IMPORTS}
+        if mine.called != MODEL:
+            objects -= {MODEL}
+        return [
+            s
+            for s in self.statements
+            if s in mine.statements or objects.issuperset(s.changes)
+        ]
+
+
+def programs(found: Sequence[Choice], facts: Facts) -> list[Together]:
+    """The choices as few programs as there can be: one, unless phases exclude each other.
+
+    What two phases compile differently of one model gets two names in one program, which share the
+    weights. Other objects, such as the number of threads, are there once: phases that want them in
+    different states are alternatives. A program that changes something comes first.
+    """
+    groups: list[list[Choice]] = []
+    in_torch = [choice for choice in found if choice.phase != LEARNER_UPDATE]
+    for choice in sorted(in_torch, key=lambda choice: choice.config is None):
+        for group in groups:
+            if all(_can_share(choice, other, facts) for other in group):
+                group.append(choice)
+                break
+        else:
+            groups.append([choice])
+    return [_together(sorted(group, key=found.index), facts) for group in groups]
+
+
+def _can_share(one: Choice, other: Choice, facts: Facts) -> bool:
+    differ = lines_of(one, facts).differs_in(lines_of(other, facts))
+    if differ == {MODEL}:
+        return all(can_have_a_name(choice, facts) for choice in (one, other))
+    return not differ
+
+
+def _together(group: Sequence[Choice], facts: Facts) -> Together:
+    every = [lines_of(choice, facts) for choice in group]
+    states = {one.wanted[MODEL] for one in every if MODEL in one.wanted}
+    if len(states) > 1:
+        every = [
+            lines_of(choice, facts, f"{choice.phase}_model")
+            if lines.wanted.get(MODEL)
+            else lines
+            for choice, lines in zip(group, every, strict=True)
+        ]
+    return Together(tuple(every))
+
+
+# --- a block to paste ---------------------------------------------------------------------------
 
 
 def export(report: Report) -> str:
     """The lines of all phases, to paste after the model and the optimizer are built."""
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
-    needed = dict.fromkeys(
-        line for choice in faster for line in _imports(report, choice)
-    )
-    blocks = [_APART] if faster and _states_differ(found) else []
-    blocks += [_evidence(c) + "\n".join(_lines(report, c)) for c in found]
+    first, *others = _programs(report) or [Together(())]
+    blocks = [_imports(report, first)]
+    if others:
+        blocks.append(comment(_which(first, others)))
+    blocks += _blocks(first, found)
+    for other in others:
+        text = "\n\n".join((_imports(report, other), *_blocks(other, found))).strip()
+        lines = ("# In place of what is above:", *text.splitlines())
+        blocks.append("\n".join(f"# {line}".rstrip() for line in lines))
     if updates := choices(report).get(LEARNER_UPDATE):
-        blocks.append(
-            f"{_evidence(updates)}# {one_line(command(report, '--to rllib'))}"
-        )
-    return program(_refusal(report, faster), "\n".join(needed), *blocks)
+        to_rllib = one_line(command(report, "--to rllib"))
+        blocks.append(f"{_evidence(updates)}# {to_rllib}")
+    return program(_refusal(report, faster), *blocks)
 
 
-def code_of(report: Report, choice: Choice) -> str:
-    """The exported lines of one phase; empty for no change."""
-    return "\n".join([*_imports(report, choice), *_lines(report, choice)])
+def _programs(report: Report) -> list[Together]:
+    """The programs of a report; a phase that failed asks for nothing."""
+    worked = [c for c in choices(report).values() if c.verdict != "failed"]
+    return programs(worked, facts_of(report))
+
+
+def _imports(report: Report, together: Together) -> str:
+    every = together.statements
+    codes = [statement.code for statement in every if IMPORTS in statement.changes]
+    if "import autocompile" in codes:
+        codes.append(file_note(report))
+    return "\n".join(codes)
+
+
+def _blocks(together: Together, found: Iterable[Choice]) -> list[str]:
+    """For each phase its evidence and the lines that no phase before it has."""
+    lines = {one.phase: one for one in together.phases}
+    blocks, said = [], set[Statement]()
+    if together.has_names:
+        blocks.append(comment(_by_names(together)))
+    for choice in found:
+        if choice.verdict == "failed":
+            blocks.append(_evidence(choice) if together.phases else "")
+        if choice.phase not in lines:
+            continue
+        new = [s for s in lines[choice.phase].statements if s not in said]
+        said.update(new)
+        codes = [s.code for s in new if IMPORTS not in s.changes]
+        blocks.append(_evidence(choice) + "\n".join(codes))
+    return blocks
+
+
+def _by_names(together: Together) -> str:
+    named = [one for one in together.phases if one.called != MODEL]
+    calls = ", ".join(f"{one.called} for {one.phase}" for one in named)
+    text = f"The phases compile the model differently: call {calls}"
+    plain = [
+        one.phase for one in together.phases if one not in named and MODEL in one.wanted
+    ]
+    if plain:
+        text += f", and model itself for {' and '.join(plain)}"
+    return f"{text}. All share the weights of model."
+
+
+def _which(first: Together, others: Sequence[Together]) -> str:
+    """Which programs exclude each other, and in what they differ."""
+    objects = {
+        name
+        for one, other in itertools.combinations((first, *others), 2)
+        for mine, theirs in itertools.product(one.phases, other.phases)
+        for name in mine.differs_in(theirs)
+    }
+    names = [
+        " and ".join(one.phase for one in each.phases) for each in (first, *others)
+    ]
+    what = " and in ".join(sorted(objects))
+    return (
+        f"Use one of {len(names)}: {', or '.join(names)}. They differ in {what}, "
+        "which a program has once."
+    )
 
 
 def _evidence(choice: Choice) -> str:
     text = f"{choice.phase}: {choice.verdict.replace('_', ' ')}: {choice.evidence}"
     if choice.config is not None:
         text = f"{choice.phase}: {choice.gain}"
-        text += f", confirmed in {choice.processes} fresh processes" * bool(
-            choice.processes
-        )
+        if choice.processes:
+            text += f", confirmed in {choice.processes} fresh processes"
     return f"# {one_line(text)}\n"
 
 
@@ -93,12 +233,6 @@ def having_form(report: Report) -> list[Choice]:
     return list(every.values())
 
 
-def _states_differ(found: Iterable[Choice]) -> bool:
-    """Whether the phases with a result differ in threads or precision."""
-    configs = [choice.config or EAGER for choice in found if choice.verdict != "failed"]
-    return len({str(config.process) for config in configs}) > 1
-
-
 def _refusal(report: Report, faster: Iterable[Choice]) -> str:
     """An assertion of the torch version if the settings need another interpreter, else empty."""
     configs = {c.phase: c.config for c in faster if c.config}
@@ -116,6 +250,17 @@ def _refusal(report: Report, faster: Iterable[Choice]) -> str:
     )
     test = f"torch.__version__ == {quoted(str(there['torch']))}"
     return f"assert {test}, {quoted(one_line(run_with))}"
+
+
+# --- one line -----------------------------------------------------------------------------------
+
+
+def joined(statements: Iterable[Statement]) -> str:
+    """Statements as one line; empty if they do not fit into one."""
+    codes = [statement.code for statement in statements]
+    one = "; ".join(codes)
+    is_one = not any("\n" in code or "#" in code for code in codes)
+    return one if is_one and len(one) <= _LONGEST else ""
 
 
 def use_line(report: Report, run: str = "last") -> str:
@@ -142,217 +287,34 @@ def use_line(report: Report, run: str = "last") -> str:
         worked = [name for name, c in found.items() if c.verdict != "failed"]
         it = "it" if len(worked) == len(found) else " and ".join(worked)
         return f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
-    lines = [
-        line for choice in faster for line in _imports(report, choice, with_note=False)
-    ]
-    lines += [line for choice in faster for line in _lines(report, choice)]
-    one = "; ".join(dict.fromkeys(lines))
-    is_one = not any(line.startswith(("for ", " ")) or "#" in line for line in lines)
-    if refused or not is_one or len(one) > _LONGEST or _states_differ(found.values()):
+    first, *others = _programs(report)
+    line = joined(first.statements)
+    if refused or others or not line:
         return f"autocompile export {run} --to python"
-    return one + writes * any(c.config and uses_apply(report, c.config) for c in faster)
+    facts = facts_of(report)
+    reads_file = any(c.config and uses_apply(facts, c.config) for c in faster)
+    return line + writes * reads_file
+
+
+# --- a cell of a table --------------------------------------------------------------------------
 
 
 def to_paste(report: Report) -> dict[str, str]:
-    """The code of each phase whose setting changes something, in one line for a table."""
+    """The setting of each phase as code for a table, where it changes something."""
     try:
         found = choices(report)
     except AutocompileError:  # there is no result, or a setting is of a newer version
         return {}
-    lines = {
-        name: code_line(report, choice)
-        for name, choice in found.items()
-        if choice.config
+    facts = facts_of(report)
+    cells = {
+        name: cell(choice, facts) for name, choice in found.items() if choice.config
     }
-    return {name: line for name, line in lines.items() if line}
+    return {name: text for name, text in cells.items() if text}
 
 
-def code_line(report: Report, choice: Choice) -> str:
-    """A choice as one line, with what plain torch has no words for in a comment; or empty."""
+def cell(choice: Choice, facts: Facts) -> str:
+    """A choice in plain torch, with what that has no words for in a comment; or empty."""
     config = choice.config or EAGER
-    lines = written(config)
-    if config.optimizer != "default":
-        flags = _shown(_flags(config.optimizer)) or f"lr={_tensor(report, _RATE)}"
-        if config.optimizer != "compiled":
-            lines.append(_made_optimizer(report, config) or f"optimizer(..., {flags})")
-    if not config.is_eager:
-        lines.append(_compiled(report, config, _names(choice)[0]))
-    more = [
-        f"environment {value}" if d.name == "environment" else d.label(value)
-        for d, value in config.changed()
-        if d.needs_apply
-        or value in ("regional", "compiled")
-        or d.name in ("autocast", "environment")
-    ]
-    return "; ".join(lines) + (f"  # {', '.join(more)}" if more and lines else "")
-
-
-def uses_apply(report: Report, config: CompileConfig) -> bool:
-    """Whether plain torch has no such line, as for frozen weights, blocks and an RLModule."""
-    words = ("regional", "compiled")
-    if config.recompile_limit and not _isolates(report, config):
-        return True  # an older torch.compile() may not take the limit
-    return is_rl(report) or any(
-        d.needs_apply or v in words for d, v in config.changed()
-    )
-
-
-def _isolates(report: Report, config: CompileConfig) -> bool:
-    """Whether its limit is of its own compile, which ``torch.compile`` of 2.13 knows."""
-    version = re.findall(r"\d+", str(environment_of(report, config).get("torch")))[:2]
-    return config.isolates_recompiles and tuple(map(int, version)) >= (2, 13)
-
-
-def _imports(report: Report, choice: Choice, with_note: bool = True) -> list[str]:
-    """Imports for the lines of a choice, besides torch."""
-    if choice.config is None:
-        return []
-    if uses_apply(report, choice.config):
-        return ["import autocompile", *([file_note(report)] if with_note else ())]
-    known = choice.config.entry
-    lines = ["import os"] if known.variables else []
-    lines += [
-        f"os.environ.setdefault({quoted(n)}, {quoted(v)})" for n, v in known.variables
-    ]
-    if package := known.registered_by:
-        lines += [f"import {package}  # noqa: F401  (registers the backend)"]
-    return lines
-
-
-def _lines(report: Report, choice: Choice) -> list[str]:
-    """Code that applies the choice of a phase; empty for no change."""
-    config = choice.config
-    if config is None:
-        return []
-    if uses_apply(report, config):
-        return [_apply_line(choice)]
-    # A step of the user's own may hold the optimizer already, so that is not made anew.
-    has_one = phase_of(choice.phase).is_own and config.scope == "step"
-    lines = written(config) + optimizer_lines(report, config, is_made=has_one)
-    compiled, called = _names(choice)
-    if not config.is_eager:
-        lines += [f"{called} = {_compiled(report, config, compiled)}"]
-        compiled = called
-    if config.autocast != "none":
-        kind = quoted(device_of(report).split(":")[0])
-        lower = f"torch.autocast({kind}, dtype=torch.{config.autocast})"
-        if called == "model":
-            lines += [f"model.forward = {lower}(model.forward)"]
-        else:
-            lines += [f"{called} = {lower}({compiled})"]
-    return lines
-
-
-def _apply_line(choice: Choice) -> str:
-    phase = phase_of(choice.phase)
-    given = f'"tuned.json", {quoted(choice.phase)}'
-    if choice.batch_size is not None:
-        given += f", batch_size={literal(choice.batch_size)}"
-    if phase.steps:
-        given += ", optimizer=optimizer"
-    if choice.config is not None and choice.config.scope == "step":
-        return f"{phase.whole} = autocompile.apply({phase.whole}, {given})"
-    return f"autocompile.apply(model, {given})"
-
-
-def _names(choice: Choice) -> tuple[str, str]:
-    """What the setting of a phase compiles, in plain torch, and what is called from then on."""
-    phase = phase_of(choice.phase)
-    if choice.config is not None and choice.config.scope == "step":
-        return phase.whole, phase.whole
-    return phase.compiles or "model", phase.called
-
-
-def written(config: CompileConfig, *places: str) -> list[str]:
-    """What is set for the process, then done to the model before it is compiled."""
-    found = [
-        each
-        for place in places or ("process", "model")
-        for each in config.changed(place)
-    ]
-    return [d.line(value) for d, value in found if d.line]
-
-
-def _compiled(report: Report, config: CompileConfig, function: str) -> str:
-    given = {name: literal(value) for name, value in config.compile_kwargs().items()}
-    if config.backend == "inductor":
-        del given["backend"]
-    if _isolates(report, config):
-        given["isolate_recompiles"] = "True"
-    if config.guards != "all":
-        given["options"] = options(config)
-    return f"torch.compile({', '.join((function, *(f'{k}={v}' for k, v in given.items())))})"
-
-
-def options(config: CompileConfig) -> str:
-    """The dictionary of options as source, including the guard filter."""
-    entries = [f"{quoted(name)}: {literal(value)}" for name, value in config.options]
-    if config.guards != "all":
-        entries += [f'"guard_filter_fn": torch.compiler.{GUARD_FILTERS[config.guards]}']
-    return f"{{{', '.join(entries)}}}"
-
-
-def optimizer_lines(
-    report: Report, config: CompileConfig, is_made: bool = False
-) -> list[str]:
-    """Code that builds the user's optimizer with another implementation, or changes it.
-
-    Empty for the default implementation. A change requires that the optimizer has not stepped.
-    """
-    if config.optimizer == "default":
-        return []
-    if not is_made and (made := _made_optimizer(report, config)):
-        return [f"optimizer = {made}"]
-    change = f'group["lr"] = {_tensor(report, _RATE)}'
-    if flags := OPTIMIZERS[config.optimizer]:
-        change = f"group.update({_shown(dict(sorted(flags.items())))})"
-    return ["for group in optimizer.param_groups:", f"    {change}"]
-
-
-def _made_optimizer(report: Report, config: CompileConfig) -> str:
-    """Code such as ``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``, by the setting.
-
-    Empty if the target has no optimizer, or its arguments are unknown, as with several parameter
-    groups.
-    """
-    target = report.target
-    if "optimizer" not in (target.choices or {}):
-        return ""  # the measured optimizer is the default one, the user's may differ
-    made = target.optimizer or {}
-    name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
-    if not all(
-        re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)
-    ):
-        return ""
-    given = {k: v for k, v in given.items() if k not in OPTIMIZERS[config.optimizer]}
-    shown = _shown({**given, **_flags(config.optimizer)})
-    if config.optimizer == "tensor_lr":
-        lr = f"lr={_tensor(report, literal(given.pop('lr', made.get('lr'))))}"
-        shown = ", ".join(filter(None, (lr, _shown(given))))
-    return (
-        f"torch.optim.{name}({', '.join(filter(None, ('model.parameters()', shown)))})"
-    )
-
-
-def _flags(implementation: str) -> dict[str, bool]:
-    """Of a constructor, which may not know what is turned off beside them."""
-    flags = OPTIMIZERS[implementation]
-    return {name: on for name, on in flags.items() if on or name == next(iter(flags))}
-
-
-def _tensor(report: Report, number: str) -> str:
-    """A learning rate as it was measured: on the device of the weights."""
-    device = device_of(report)
-    where = "" if device == "cpu" else f", device={quoted(device)}"
-    return f"torch.tensor({number}{where})"
-
-
-def _shown(given: Mapping[str, Any]) -> str:
-    """Keyword arguments, with lists as tuples: JSON turned tuples into lists."""
-    return ", ".join(f"{name}={_value(value)}" for name, value in given.items())
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
-    return literal(value)
+    shown = [s.shown for s in plain_statements(choice.phase, config, facts) if s.shown]
+    lost = without_words(config)
+    return "; ".join(shown) + (f"  # {', '.join(lost)}" if lost and shown else "")

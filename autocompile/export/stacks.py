@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from autocompile.errors import ExportError
 from autocompile.export.choices import (
-    Choice,
     choices,
     command,
-    device_of,
+    facts_of,
     file_note,
     header,
     is_rl,
 )
-from autocompile.export.python import IN_RLLIB, optimizer_lines, options, written
+from autocompile.export.lines import (
+    Choice,
+    of_optimizer,
+    of_process,
+    of_weights,
+    options_of,
+)
+from autocompile.export.python import IN_RLLIB
 from autocompile.export.text import comment, literal, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
@@ -104,15 +110,18 @@ def accelerate(report: Report) -> str:
             f"Accelerate has no backend {model.backend}",
             hint=command(report, "--to python"),
         )
-    process, lines = written(model, "process"), written(model, "model")
-    lines += optimizer_lines(report, step)
+    facts = facts_of(report)
+    process = [statement.code for statement in of_process(model)]
+    lines = [statement.code for statement in of_weights(model)]
+    lines += [s.code for s in of_optimizer(OPTIMIZER_STEP, step, facts)]
     lost = [] if model.is_eager else not_carried(model)
-    lost += [] if step.is_eager else ["the compiled optimizer step"]
+    if not step.is_eager or step.optimizer == "compiled":
+        lost.append("the compiled optimizer step")
     if lost:
         evidence += comment(f"WARNING: Accelerate does not carry {'; '.join(lost)}.")
     if model.scope == "regional":
         evidence += comment(_REGIONS)
-    if device_of(report).startswith("cuda") and not model.is_eager:
+    if facts.device.startswith("cuda") and not model.is_eager:
         evidence += comment(_TF32)
     steps = step.optimizer != "default"
     names = "model, optimizer" if steps else "model"
@@ -137,7 +146,7 @@ def _plugin(config: CompileConfig) -> str:
         "mode": quoted(config.mode),
         "fullgraph": literal(config.fullgraph),
         "dynamic": literal(config.dynamic),
-        "options": options(config),
+        "options": options_of(config),
         "use_regional_compilation": str(config.scope == "regional"),
     }
     unset = {"dynamic": "None", "options": "{}"}

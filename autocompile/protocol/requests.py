@@ -60,6 +60,7 @@ class ExportedCode:
 
     code: str
     settings: Tuned
+    called: str = "model"  # the name of what a program calls in place of its model
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class Race:
         """Verify and time exported code in a fresh interpreter, as far as there is time for it."""
         study = self.study
         done = {r.repeats for r in study.records if r.role == EXPORTED}
-        winners = {cell: decision.best for cell, decision in self._decisions()}
+        winners = {cell: decision.best for cell, decision in self.answers().items()}
         with study.jobs(study.deadlines.is_over) as jobs:
             for cell, code in codes.items():
                 winner = winners.get(cell)
@@ -148,6 +148,11 @@ class Race:
                         study.save_raced(
                             dataclasses.replace(record, number=job, role=EXPORTED)
                         )
+
+    def answers(self) -> dict[Cell, Decision]:
+        """The decision of each phase at the batch size that its answer is about."""
+        own = set(self.own_sizes.items())
+        return {cell: decision for cell, decision in self._decisions() if cell in own}
 
     # What has been decided, and the time that is left ---------------------------------------------
 

@@ -25,10 +25,6 @@ class Phase:
     is_forward: bool = False  # it calls the model and nothing else
     has_backward: bool = False  # it computes gradients
     steps: bool = False  # it steps an optimizer
-    compiles: str = (
-        ""  # what it compiles, in lines of plain torch; empty if they cannot
-    )
-    called: str = ""  # what is called from then on
     whole: str = ""  # the function of all that it does, which scope ``step`` compiles
     is_rl: bool | None = (
         None  # of RLModules only, or of all other models only; None for both
@@ -54,23 +50,17 @@ _SAMPLING = Phase(
     is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD
 )
 _learning = functools.partial(Phase, in_rllib=True, role="learner")
-_own = functools.partial(
-    Phase, is_rl=False, is_own=True, compiles="model", called="model", whole="step"
-)
+_own = functools.partial(Phase, is_rl=False, is_own=True, whole="step")
 
 PHASES: Mapping[str, Phase] = {
-    FORWARD: Phase(is_forward=True, is_rl=False, compiles="model", called="model"),
+    FORWARD: Phase(is_forward=True, is_rl=False),
     FORWARD_EXPLORATION: _SAMPLING,
     FORWARD_INFERENCE: _SAMPLING,
     FORWARD_TRAIN: _learning(is_forward=True, has_backward=True, is_rl=True),
-    OPTIMIZER_STEP: _learning(
-        steps=True, compiles="optimizer.step", called="step", has_batch_size=False
-    ),
+    OPTIMIZER_STEP: _learning(steps=True, has_batch_size=False),
     TRAIN_STEP: Phase(
         has_backward=True,
         steps=True,
-        compiles="model",
-        called="model",
         whole=TRAIN_STEP,
         role="learner",
     ),

@@ -20,8 +20,8 @@ import pytest
 from autocompile import export as exporting
 from autocompile.errors import AutocompileError, ExportError, UsageError
 from autocompile.export import FORMATS
-from autocompile.export.choices import choices
-from autocompile.export.python import optimizer_lines
+from autocompile.export.choices import choices, facts_of
+from autocompile.export.lines import of_optimizer
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.store.report import Report as TypedReport
@@ -462,12 +462,14 @@ def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl: Report) -> Non
         {"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {})
     )
     fused = CompileConfig.from_dict(FUSED)
-    made = optimizer_lines(typed({**report, "target": report["target"] | own}), fused)
-    assert made == ["optimizer = torch.optim.Adam(model.parameters(), fused=True)"]
-    changed = optimizer_lines(
-        typed({**report, "target": report["target"] | ours}), fused
-    )
-    assert changed[0] == "for group in optimizer.param_groups:"
+
+    def line(of_target: Report) -> str:
+        facts = facts_of(typed({**report, "target": report["target"] | of_target}))
+        (statement,) = of_optimizer("optimizer_step", fused, facts)
+        return statement.code
+
+    assert line(own) == "optimizer = torch.optim.Adam(model.parameters(), fused=True)"
+    assert line(ours).startswith("for group in optimizer.param_groups:\n")
 
 
 def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
@@ -597,7 +599,7 @@ def test_use_line_is_a_torch_compile_call(plain: Report) -> None:
     phase["best"]["config"].update(mode="default", options={"a": False}, dynamic=True)
     for name, called, compiled in (
         ("forward", "model", "model"),
-        ("optimizer_step", "step", "optimizer.step"),
+        ("optimizer_step", "optimizer_step", "optimizer.step"),
         ("train_step", "train_step", "train_step"),
     ):
         plain["phases"] = {name: phase}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
+import itertools
 import json
 import os
 import subprocess
@@ -17,10 +18,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from pasting import programs_in
 
 from autocompile import export as exporting
-from autocompile.export.choices import Choice
-from autocompile.export.python import code_line, optimizer_lines
+from autocompile.export.choices import facts_of
+from autocompile.export.lines import Choice, of_optimizer
+from autocompile.export.python import cell
 from autocompile.export.stacks import ACCELERATE_READ, BACKENDS
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import CompileConfig
@@ -210,7 +213,7 @@ def train_step(inputs):
         (
             "optimizer_step",
             "model[0].weight.grad = torch.ones(4, 4); before = model[0].weight.clone(); "
-            "step(); assert not torch.equal(before, model[0].weight)",
+            "optimizer_step(); assert not torch.equal(before, model[0].weight)",
         ),
     ],
 )
@@ -251,6 +254,84 @@ def test_each_phase_of_an_rlmodule_is_compiled(
     call = call or f'assert model.{phase}({{"obs": torch.zeros(2, 4)}})'
     last = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()[-1]
     assert last.startswith(said) and last != "graphs 0"
+
+
+# An export of every two phases of an RLModule, each in a program of its own.
+RL_PAIRS = """
+import json, torch
+from ppo import config
+from torch._dynamo.utils import counters
+
+def calls(model, optimizer, names):
+    def train_step(inputs):
+        optimizer.zero_grad()
+        sum(x.sum() for x in model.forward_train(inputs).values()).backward()
+        optimizer.step()
+    torch.manual_seed(1)
+    inputs = {"obs": torch.ones(2, 4)}
+    for name in names:
+        call = getattr(model, name, None)
+        if name == "optimizer_step":
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        elif name == "train_step":
+            train_step(inputs)
+        else:
+            call(inputs)
+    return [p.detach().clone() for p in model.parameters()]
+
+def program(code):
+    torch.manual_seed(0)
+    model = config.get_rl_module_spec().build()
+    names = {"torch": torch, "model": model}
+    names["optimizer"] = torch.optim.Adam(model.parameters(), lr=0.01)
+    exec(code, names)
+    return names["model"], names["optimizer"]
+
+for names, codes, settings in json.load(open("exports.json")):
+    eager = calls(*program(""), names)
+    open("tuned.json", "w").write(settings)
+    for code in codes:
+        torch._dynamo.reset(), counters.clear()
+        model, optimizer = program(code)
+        for ours, eagers in zip(calls(model, optimizer, names), eager, strict=True):
+            torch.testing.assert_close(ours, eagers)
+        assert len(list(model.parameters())) == len(eager) and model.state_dict()
+        model.train().eval()
+        print(*names, counters["stats"]["unique_graphs"])
+"""
+RL_SETTINGS = {
+    "forward_exploration": {},
+    "forward_inference": {"fullgraph": True},
+    "forward_train": {},
+    "train_step": {"scope": "model", "fullgraph": True, "optimizer": "fused"},
+    "optimizer_step": {"backend": "eager", "optimizer": "foreach"},
+}
+
+
+def test_the_whole_export_of_two_phases_of_an_rlmodule_runs(
+    tmp_path: Path, run: Run
+) -> None:
+    exports = []
+    for pair in itertools.combinations(RL_SETTINGS, 2):
+        phases = {name: faster(**RL_SETTINGS[name]) for name in pair}
+        report = rl(tmp_path, phases)
+        codes = programs_in(export(report, "python"))
+        exports.append((pair, codes, export(report, "json")))
+    alternatives = {pair for pair, codes, _ in exports if len(codes) == 2}
+    assert alternatives == {
+        ("forward_train", "train_step"),
+        ("train_step", "optimizer_step"),
+    }
+    (tmp_path / "exports.json").write_text(json.dumps(exports))
+    text = f"import sys\nsys.path[:0] = [{str(ROOT)!r}, '.']\n{RL_PAIRS}"
+    lines = run(text, tmp_path).stdout.splitlines()
+    assert len(lines) == 12
+    uncompiled = [line for line in lines if line.endswith(" 0")]
+    assert uncompiled == ["train_step optimizer_step 0"], (
+        "foreach alone compiles nothing"
+    )
 
 
 WIDE = """
@@ -432,15 +513,15 @@ def test_each_implementation_is_exported_as_it_was_measured(
             "model": model,
             "optimizer": torch.optim.Adam(weights, **own),
         }
-        exec("\n".join(optimizer_lines(typed(report), config)), space)
+        (line,) = of_optimizer("optimizer_step", config, facts_of(typed(report)))
+        exec(line.code, space)
         assert steps_by(space["optimizer"]) == steps_by(measured)
     if name == "tensor_lr":  # on a GPU the tensor is there too, in a table as well
         report["environment"] = {"device": "cuda:0"}
-        row = code_line(typed(report), Choice("optimizer_step", "faster", config, ""))
-        assert (
-            'device="cuda:0"' in row
-            and 'device="cuda:0"' in optimizer_lines(typed(report), config)[1]
-        )
+        facts = facts_of(typed(report))
+        row = cell(Choice("optimizer_step", "faster", config, ""), facts)
+        (line,) = of_optimizer("optimizer_step", config, facts)
+        assert 'device="cuda:0"' in row and 'device="cuda:0"' in line.code
 
 
 FUSED = {"optimizer_step": faster(backend="eager", optimizer="fused")}

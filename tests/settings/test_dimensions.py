@@ -183,7 +183,7 @@ from typer.testing import CliRunner
 import autocompile
 from autocompile.cli.commands import app
 from autocompile.cli.tune import asked
-from autocompile.export.python import uses_apply
+from autocompile.export.lines import Facts, uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
 from autocompile.protocol.requests import ProbeResult
@@ -192,7 +192,6 @@ from autocompile.settings.dimensions import Place
 from autocompile.space.space import build_space
 from autocompile.settings.config import Setting
 from autocompile.space.space import SearchSpace
-from autocompile.store.report import Report, Target
 
 here = Path(autocompile.__file__).parent.parent
 assert here == Path.cwd()
@@ -216,8 +215,7 @@ assert CompileConfig.from_dict(blue.to_dict()) == blue
 assert blue.label() == "inductor · blue tint"
 assert blue.features - CompileConfig().features == {"tint=blue"}
 
-report = Report(target=Target(spec="net.py"), environment={}, phases={})
-assert uses_apply(report, blue) and not uses_apply(report, CompileConfig())
+assert uses_apply(Facts(), blue) and not uses_apply(Facts(), CompileConfig())
 assert not_carried(blue) == ["tint='blue'"]
 model = torch.nn.Linear(1, 1)
 prepare_model(model, blue)

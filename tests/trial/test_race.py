@@ -380,7 +380,7 @@ def exported(code: str, config: CompileConfig | str, **more: Any) -> dict[str, A
 ONE_THREAD = (
     "torch.set_num_threads(1)\nmodel = model.to(memory_format=torch.channels_last)"
 )
-STEP = 'step = torch.compile(optimizer.step, backend="seen")'
+STEP = 'optimizer_step = torch.compile(optimizer.step, backend="seen")'
 TRAIN_STEP = 'train_step = torch.compile(train_step, backend="seen")'
 MAKE = "optimizer = torch.optim.Adam(model.parameters(), "
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from autocompile.errors import TargetError
-from autocompile.export.choices import Choice
-from autocompile.export.python import code_of
+from autocompile.export.lines import Choice, Facts, lines_of
 from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.applying import apply_to_phase
 from autocompile.runtime.rllib.actors import warm_up
@@ -33,8 +31,6 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
-from autocompile.store.report import Report
-from autocompile.store.report import Target as ReportTarget
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.rllib import from_object
@@ -493,14 +489,8 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     config = (
         CompileConfig("eager", optimizer="fused") if phase == "optimizer_step" else AOT
     )
-    choice = Choice("", "faster", config, "", None, 3)
-    report = Report(
-        target=ReportTarget(spec="net.py", kind="RLModule"),
-        environment={},
-        run_dir="mine",
-        phases={},
-    )
-    code = code_of(report, dataclasses.replace(choice, phase=phase))
+    lines = lines_of(Choice(phase, "faster", config, ""), Facts(is_rl=True))
+    code = "\n".join(statement.code for statement in lines.statements)
     tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {})
     target = load(module, "spec")
     inputs = target.make_inputs(4)

@@ -256,6 +256,7 @@ def exported_side(
         try:
             with process_of(usual):  # of eager mode; the side has its own while it runs
                 exec(compile(exported.code, "exported", "exec"), names)
+                names["model"] = names[exported.called]
                 return process_state()
         finally:
             os.chdir(here)
@@ -281,6 +282,6 @@ def exported_side(
     elif is_own:
         follow_step(side, phase, own_step)
     elif phase == OPTIMIZER_STEP:
-        step = names.get("step") or (lambda: names["optimizer"].step())
+        step = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
         side.unit = lambda _: step()
     return side

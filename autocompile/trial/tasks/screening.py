@@ -253,12 +253,7 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
         eager.keep()
         compiled.adopt(eager)
         verifier.seeded_call(compiled, 1)
-
-        def again() -> Side:
-            eager.restore()
-            return eager
-
-        problem = verifier.step_problem(eager, compiled, again)
+        problem = verifier.steps.problem(eager, compiled)
     finally:
         _set_rates(groups, rates)
         eager.kept = kept

@@ -1,0 +1,75 @@
+"""The exported code of a run that is not over yet, for the run's own check of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autocompile.estimate.decision import Decision
+from autocompile.export.lines import Choice, Facts, is_rl_target
+from autocompile.export.python import programs
+from autocompile.protocol.requests import ExportedCode
+from autocompile.settings.config import Cell
+from autocompile.settings.tuned import FINGERPRINT, Tuned
+from autocompile.settings.tuned import Choice as TunedChoice
+
+
+def exported_code(
+    run: Mapping[str, Any], decisions: Mapping[Cell, Decision]
+) -> dict[Cell, ExportedCode]:
+    """What ``--to python`` gives for each phase that is faster, by phase and batch size.
+
+    A phase gets the lines of the whole export that it runs with, the settings that they may read,
+    and the name of what it calls then. ``run``: the content of ``run.json``. ``decisions``: one for
+    each phase, at the batch size that its answer is about.
+    """
+    found = {cell: _choice(cell, decision) for cell, decision in decisions.items()}
+    interpreters = run.get("environments", {})
+    is_rl = is_rl_target(run["target"], run["phases"])
+    facts = Facts.of(run["target"], run["environment"], interpreters, is_rl)
+    lines = {
+        one.phase: (together, one)
+        for together in programs(list(found.values()), facts)
+        for one in together.phases
+        if not one.is_empty
+    }
+    settings = _tuned(run, decisions)
+    codes = {}
+    for cell in found:
+        if cell[0] in lines:
+            together, one = lines[cell[0]]
+            code = "\n".join(statement.code for statement in together.of(one.phase))
+            codes[cell] = ExportedCode(code, settings, one.called)
+    return codes
+
+
+def _choice(cell: Cell, decision: Decision) -> Choice:
+    phase, batch_size = cell
+    if not decision.is_faster:
+        return Choice(phase, "keep_eager", None, "")
+    config = decision.best.record.config
+    return Choice(phase, "faster", config, "", batch_size=batch_size)
+
+
+def _tuned(run: Mapping[str, Any], decisions: Mapping[Cell, Decision]) -> Tuned:
+    """The settings as a file holds them."""
+    phases = {
+        phase: (_tuned_choice(decision, batch_size),)
+        for (phase, batch_size), decision in decisions.items()
+    }
+    return Tuned(
+        phases,
+        fingerprint={name: run["environment"].get(name) for name in FINGERPRINT},
+        target=run["plan"]["target"],
+        own_batch_size=run["target"].get("own_batch_size") or {},
+        interpreters={
+            name: str(other.get("python_path"))
+            for name, other in run.get("environments", {}).items()
+        },
+    )
+
+
+def _tuned_choice(decision: Decision, batch_size: int | None) -> TunedChoice:
+    best = decision.best
+    speedup = best.reported.to_dict()
+    return TunedChoice(best.record.config, batch_size, speedup, best.sets or 1)
