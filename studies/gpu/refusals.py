@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -28,8 +29,9 @@ from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import make_side, perturb
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.verify.compare import ALL, MOST_ROUNDING, differences, lengths
-from autocompile.trial.verify.outputs import View
+from autocompile.trial.verify.compare import TRIES
+from autocompile.trial.verify.outputs import View, flatten
+from autocompile.trial.verify.slices import apart
 from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
 
 HERE = Path(__file__).resolve().parent
@@ -60,9 +62,16 @@ def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object
         compare_with_eagers_draws(verifier, side, config)
     except Failed as failed:
         said = f"{failed.outcome.value}: {failed}"
-    by = verifier._moved().by
-    moved = sorted(e for path, e in by.items() if path.startswith(GRADIENTS))
-    most = [*(moved[int(q * (len(moved) - 1))] for q in (0.5, 1)), by[ALL]]
+    movement = verifier._moved(1, TRIES[-1])
+    assert movement is not None
+    by = {
+        path: math.sqrt(float(each.together[0] / each.together[1]))
+        for path, each in movement.leaves.items()
+        if path.startswith(GRADIENTS) and each.together is not None
+    }
+    moved = sorted(by.values())
+    most = [moved[int(q * (len(moved) - 1))] for q in (0.5, 1)]
+    most.append(movement.of_gradients)
     return {"said": said, "moved": [round(x, 6) for x in most]} | verifier.off
 
 
@@ -72,20 +81,37 @@ class Noting(Verifier):
     off: Mapping[str, float] = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
 
     def demand(self, got: View, want: View, *args: Any, **more: Any) -> None:
-        by, longer = self._moved().by, lengths(want, got)
-        sure = [
-            p
-            for p, m in by.items()
-            if p.startswith(GRADIENTS) and 0 < m <= MOST_ROUNDING
-        ]
-        off = differences(want, got)
-        now = {
-            "multiple": max((off.get(p, 0.0) / by[p] for p in sure), default=0.0),
-            "longer": max((longer.get(p, 0.0) for p in sure), default=0.0),
-            "all_longer": longer.get(ALL, 0.0),
-        }
-        self.off = {key: max(round(x, 5), self.off[key]) for key, x in now.items()}
+        index = args[2] if len(args) > 2 else more.get("index")
+        if index is not None:
+            now = self.distances(got, want, index)
+            self.off = {key: max(round(x, 5), self.off[key]) for key, x in now.items()}
         super().demand(got, want, *args, **more)
+
+    def distances(self, got: View, want: View, index: int) -> dict[str, float]:
+        """How far gradients are off, in what rounding moves, and how much longer they are."""
+        movement = self._moved(index, TRIES[-1])
+        assert movement is not None
+        now = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
+        whole = torch.zeros(3, dtype=torch.float64)
+        for (path, a), (_, b) in zip(
+            flatten(want).leaves, flatten(got).leaves, strict=True
+        ):
+            if path.startswith(GRADIENTS):
+                far = apart(a, b)
+                whole += far.squares.cpu()
+                by = float(movement.scale(path, far.error)[0])
+                if 0 < by <= float(far.size[0]) / 2:  # else it is rounding alone
+                    multiple = float(far.error[0]) / by
+                    now["multiple"] = max(now["multiple"], multiple)
+                    now["longer"] = max(now["longer"], change(far.squares))
+        now["all_longer"] = change(whole)
+        return now
+
+
+def change(squares: torch.Tensor) -> float:
+    """The relative change of a length, from the squares of the difference and of both."""
+    _, first, second = squares.tolist()
+    return abs(math.sqrt(second / first) - 1) if first else 0.0
 
 
 def main() -> None:

@@ -1,18 +1,26 @@
-"""compare(): what passes for the same computation, and what never does."""
+"""compare(): what passes for the same computation, and what never does.
+
+Beside the rule for real numbers, that for Python numbers and integers; both ask what rounding moves.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from autocompile.trial.verify.compare import ALL, Movement, compare, mismatch_scale
+from autocompile.trial.verify.compare import (
+    TRIES,
+    Movement,
+    Moving,
+    compare,
+    mismatch_scale,
+)
 from autocompile.trial.verify.outputs import copy_view
 
 Pair = namedtuple("Pair", "logits value")
@@ -30,6 +38,42 @@ def values(
     return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(
         dtype
     )
+
+
+def moving(view: Any, share: float, **of: float) -> Moving:
+    """What rounding moves: each number by about a share of the size of its leaf.
+
+    Leaves of gradients may have shares of their own.
+    """
+    generator = torch.Generator().manual_seed(11)
+
+    def shaken(path: Any, x: Any) -> Any:
+        by = of.get(
+            str(path[-1].key).replace("1.", "")  # of a module
+            if hasattr(path[-1], "key")
+            else "",
+            share,
+        )
+        if isinstance(x, float):
+            return x * (1 + by * float(torch.randn((), generator=generator)))
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            return x
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        size = x.double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+        return (x.double() + by * size * noise).to(x.dtype)
+
+    made = Movement()
+
+    def moved(tries: int) -> Movement:
+        while made.tries < tries:
+            made.add(view, torch.utils._pytree.tree_map_with_path(shaken, view))
+        return made
+
+    return moved
+
+
+def unknown(tries: int) -> None:
+    """Eager cannot be rounded otherwise."""
 
 
 def test_equal_nested_outputs_pass() -> None:
@@ -54,12 +98,13 @@ def test_another_structure_is_refused(expected: Any, actual: Any) -> None:
 
 
 NOISE = {"['outputs'][0]": 1e9}
+KINDS = ("dtype", "device", "shape", "NaN", "instead of", "differs")
 ONES, COUNT = torch.ones(4), torch.arange(100_000)
 CLEAN, HOLED = torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN])
 SPIRAL = torch.complex(values(8), values(8).flip(0))
 
 
-@pytest.mark.parametrize("has_reference", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(
     ("expected", "actual", "words"),
     [
@@ -102,21 +147,17 @@ SPIRAL = torch.complex(values(8), values(8).flip(0))
     ],
 )
 def test_what_rounding_cannot_explain_is_refused(
-    expected: Any, actual: Any, words: str, has_reference: bool
+    expected: Any, actual: Any, words: str, is_known: bool
 ) -> None:
-    """Beside a float64 run that agrees with eager, too."""
+    """Beside tries that move little, too, and what is no number beside any noise."""
     assert compare(out(expected), copy_view(out(expected))) is None
-    wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-    is_tensor = isinstance(expected, torch.Tensor)
-    golden = (
-        expected.to(wide.get(expected.dtype, expected.dtype)) if is_tensor else expected
-    )
-    reference = (lambda: out(golden)) if has_reference else (lambda: None)
+    view = out(expected)
+    moved = moving(view, 1e-6) if is_known else lambda tries: Movement()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert words in str(compare(out(expected), out(actual), reference=reference))
-        if isinstance(expected, torch.Tensor) and "off by" not in words:
-            assert words in str(compare(out(expected), out(actual), noise=NOISE))
+        assert words in str(compare(view, out(actual), moved=moved))
+        if isinstance(expected, torch.Tensor) and any(kind in words for kind in KINDS):
+            assert words in str(compare(view, out(actual), noise=NOISE, moved=unknown))
 
 
 def test_equal_infinities_and_python_numbers_with_rounding_pass() -> None:
@@ -178,14 +219,6 @@ def test_each_dtype_has_its_own_tolerance(
     assert compare(out(expected), out(far)) is not None
 
 
-def test_self_noise_widens_the_tolerance_to_three_times_itself() -> None:
-    expected = values(64)
-    assert compare(out(expected), out(expected * 1.02)) is not None
-    noise = {"['outputs'][0]": 0.01}
-    assert compare(out(expected), out(expected * 1.02), noise=noise) is None
-    assert compare(out(expected), out(expected * 1.05), noise=noise) is not None
-
-
 def test_self_noise_is_relative_and_ignores_integers() -> None:
     first = out(torch.full((4,), 1e-6), torch.tensor([1, 2]))
     second = out(torch.full((4,), 1.1e-6), torch.tensor([8, 9]))
@@ -193,112 +226,201 @@ def test_self_noise_is_relative_and_ignores_integers() -> None:
     assert mismatch_scale(first, copy_view(first)) == 0.0
 
 
+def test_the_worst_of_many_slices_may_be_larger_by_chance() -> None:
+    """Of 4,000 samples of one number each, the largest error is four times a usual one."""
+    eager = out(values(4000, 1), values(8, 500))
+    moved = moving(eager, 0.01)
+    torch.manual_seed(0)
+    for off, is_right in ((0.014, True), (0.06, False)):
+        got = out(*(x + off * torch.randn(x.shape) for x in eager["outputs"]))
+        assert (compare(eager, got, moved=moved) is None) is is_right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "where"),
+    [
+        ((8, 288, 64), (3, 17)),
+        ((2300, 64), (1100,)),
+        ((1, 2300, 64), (0, 5)),
+        ((64, 10), (slice(None), 4)),
+        ((8, 3, 24, 24), (slice(None), slice(None), 11)),
+        ((4, 32, 1000), (slice(None), slice(None), 500)),
+    ],
+    ids=["position", "sample", "position of one", "class", "row of images", "token"],
+)
+def test_one_wrong_slice_is_found_where_rounding_moves_all_of_it(
+    shape: tuple[int, ...], where: Any, dtype: torch.dtype
+) -> None:
+    """Such an error is one in 2,300 of the whole: less than rounding in bfloat16."""
+    share = 1e-2 if dtype is torch.bfloat16 else 1e-6
+    eager = out(values(*shape, dtype=dtype))
+    moved = moving(eager, share)
+    torch.manual_seed(0)
+    honest = out((eager["outputs"][0] + share * torch.randn(shape)).to(dtype))
+    assert compare(eager, honest, moved=moved) is None
+    wrong = copy_view(honest)
+    wrong["outputs"][0][where] = 0
+    assert "is off by" in str(compare(eager, wrong, moved=moved))
+    axis = next(n for n, at in enumerate(where) if isinstance(at, int) and shape[n] > 1)
+    if len([n for n in where if isinstance(n, int)]) == 1:
+        place = f"at [{where[axis]}] of axis {axis}"
+        assert place in str(compare(eager, wrong, moved=moved))
+
+
+def test_a_row_of_an_embeddings_gradient_is_found() -> None:
+    """Most of its rows are 0, as of words that are not in the batch."""
+    table = values(5000, 16)
+    table[torch.arange(5000) % 50 > 0] = 0
+    eager = gradients(table=table.clone(), head=values(64, 16))
+    moved = moving(eager, 0.0, table=0.0, head=0.01)
+    assert compare(eager, copy_view(eager), moved=moved) is None
+    table[100] = 0
+    problem = compare(eager, gradients(table=table, head=values(64, 16)), moved=moved)
+    assert "['gradients']['table']" in str(problem)
+    assert "at [100] of axis 0" in str(problem)
+
+
 def gradients(**tensors: torch.Tensor) -> dict[str, Any]:
     return {"gradients": tensors}
 
 
-def moving(
-    together: float = 0.0, epsilon: float = 1e-7, **by: float
-) -> Callable[[], Movement]:
-    paths = {f"['gradients']['{name}']": share for name, share in by.items()}
-    return lambda: Movement({**paths, ALL: together}, {ALL: together / 10}, epsilon)
+def three() -> dict[str, torch.Tensor]:
+    return {n: values(4000).roll(k) for k, n in enumerate("abc")}
 
 
 def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
     """That of a bias of keys is 0 under a softmax: kernels differ in how far they miss it."""
-    weight, moved = values(32), moving(weight=1e-7, bias=0.9)
-    eager = gradients(weight=weight, bias=values(32, scale=1e-4))
-    for size in (0.0, 1e-5, -2e-4):
-        got = gradients(weight=weight, bias=size * values(32))
+    eager = gradients(weight=values(32), bias=values(32, scale=1e-4))
+    moved, still = moving(eager, 1e-7, bias=0.9), moving(eager, 1e-7)
+    for size in (0.0, 1e-5, -1e-4):
+        got = gradients(weight=values(32), bias=size * values(32))
         assert compare(eager, got, moved=moved) is None
-        assert compare(eager, got, moved=moving(bias=0.01)) is not None
-    assert (
-        compare(eager, gradients(weight=weight, bias=values(32)), moved=moved)
-        is not None
-    )
+        assert compare(eager, got, moved=still) is not None
+    large = gradients(weight=values(32), bias=values(32))
+    assert compare(eager, large, moved=moved) is not None
+
+
+def test_a_millionth_of_the_largest_gradient_is_what_a_sum_leaves_that_cancels() -> (
+    None
+):
+    """As of a bias before a normalization; how sums round inside no try shows."""
+    eager = gradients(weight=values(4000), bias=values(32, scale=1e-7))
+    still = moving(eager, 1e-7)
+    for size, is_right in ((-4e-7, True), (1e-5, False)):
+        got = gradients(weight=values(4000), bias=values(32, scale=size))
+        assert (compare(eager, got, moved=still) is None) is is_right
 
 
 def test_what_eagers_own_rounding_moves_three_times_as_far_is_rounding() -> None:
-    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+    eager = three()
     torch.manual_seed(0)
     noise = torch.randn(4000)
+    moved = moving(gradients(**eager), 0.02)
     for off, is_right in ((0.055, True), (0.065, False)):
-        got = {n: x + off * noise for n, x in eager.items()}
-        said = compare(
-            gradients(**eager), gradients(**got), moved=moving(a=0.02, b=0.02, c=0.02)
-        )
-        assert (said is None) is is_right
-    loss = {"loss": torch.tensor(2.0)}
-    for off, is_right in (
-        (1.9e-3, True),
-        (2.1e-3, False),
-    ):  # ten times: it is one number
-        said = compare(
-            loss,
-            {"loss": torch.tensor(2 + 2 * off)},
-            moved=lambda: Movement({"['loss']": 2e-4}),
-        )
-        assert (said is None) is is_right
-
-
-def test_rounding_does_not_make_all_gradients_longer() -> None:
-    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
-    for factor, is_right in ((0.97, False), (1.03, False), (1.015, True)):
-        scaled = gradients(**{n: factor * x for n, x in eager.items()})
-        said = compare(
-            gradients(**eager), scaled, moved=moving(0.02, a=0.02, b=0.02, c=0.02)
-        )
-        assert (said is None) is is_right
-
-
-def test_one_gradient_may_not_be_longer_either() -> None:
-    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
-    moved = moving(0.02, a=0.02, b=0.02, c=0.02)
-    for factor, is_right in ((0.97, False), (1.03, False), (1.015, True)):
-        got = gradients(**{**eager, "b": factor * eager["b"]})
+        got = gradients(**{n: x + off * noise for n, x in eager.items()})
         assert (compare(gradients(**eager), got, moved=moved) is None) is is_right
 
 
-def test_of_gradients_that_are_rounding_alone_the_lengths_are_compared() -> None:
-    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
-    chaos = moving(1.0, a=1.0, b=1.0, c=1.0)
-    for factor, is_right in (
-        (0.0, False),
-        (0.4, False),
-        (2.5, False),
-        (1.6, True),
-        (-1.0, True),
+def test_one_number_may_be_off_by_ten_times_what_rounding_moves() -> None:
+    for loss, part in ((torch.tensor(2.0), "loss"), (2.0, "outputs")):
+        moved = moving({part: loss}, 2e-4)
+        by = float(moved(TRIES[-1]).scale(f"['{part}']", torch.ones(1)))
+        for multiple, is_right in ((9.0, True), (11.0, False)):
+            got = {part: loss + multiple * by}
+            assert (compare({part: loss}, got, moved=moved) is None) is is_right
+
+
+def test_a_number_that_item_gave_is_rounded_as_its_tensor_is() -> None:
+    """The loss of a step in bfloat16 that returns ``loss.item()``: 3e-4 off, and right."""
+    view = out(2.460613)
+    assert compare(view, out(2.459877), moved=moving(view, 2e-4)) is None
+    assert "instead of 2.460613" in str(
+        compare(view, out(2.2), moved=moving(view, 2e-4))
+    )
+
+
+def flipping(view: Any, positions: Any, by: int = 1) -> Moving:
+    """What rounding moves: integers at some positions, in every second try."""
+    made = Movement()
+
+    def moved(tries: int) -> Movement:
+        while made.tries < tries:
+            other = copy_view(view)
+            if made.tries % 2:
+                if isinstance(other["outputs"][0], int):
+                    other = out(other["outputs"][0] + by)
+                else:
+                    other["outputs"][0][positions] += by
+            made.add(view, other)
+        return made
+
+    return moved
+
+
+def test_as_many_labels_may_flip_as_rounding_flips() -> None:
+    """Of near ties among 10,000 ``argmax``; where rounding flips none, none may."""
+    eager = out(COUNT[:10_000] % 7)
+    for flipped, by_rounding, is_right in (
+        (30, 10, True),
+        (39, 10, True),
+        (60, 10, False),
+        (1, 0, False),
     ):
+        got = copy_view(eager)
+        got["outputs"][0][:flipped] += 1
+        moved = flipping(eager, slice(500, 500 + by_rounding))
+        said = compare(eager, got, moved=moved)
+        assert (said is None) is is_right, (flipped, by_rounding)
+        assert said is None or f"differs in {flipped} elements" in said
+
+
+def test_a_count_may_be_off_by_what_rounding_changes_it() -> None:
+    eager = out(117)
+    for got, is_right in ((118, True), (120, True), (300, False)):
+        said = compare(eager, out(got), moved=flipping(eager, None))
+        assert (said is None) is is_right
+    assert "is 118 instead of 117" in str(compare(eager, out(118)))
+
+
+def test_rounding_does_not_make_gradients_longer_or_shorter() -> None:
+    eager = three()
+    moved = moving(gradients(**eager), 0.02)
+    for factor, is_right in ((0.98, False), (1.02, False), (1.005, True)):
+        together = {n: factor * x for n, x in eager.items()}
+        alone = {**eager, "b": factor * eager["b"]}
+        for got in (together, alone):
+            said = compare(gradients(**eager), gradients(**got), moved=moved)
+            assert (said is None) is is_right, said
+
+
+def test_of_gradients_that_are_rounding_alone_the_lengths_are_compared() -> None:
+    eager = three()
+    chaos = moving(gradients(**eager), 1.0)
+    for factor, is_right in ((0.0, False), (5.0, False), (-1.0, True)):
         got = gradients(**{n: factor * x for n, x in eager.items()})
         assert (compare(gradients(**eager), got, moved=chaos) is None) is is_right
-    half = moving(0.51, a=0.51, b=0.51, c=0.51)  # then their directions are still known
-    turned = gradients(**{**eager, "b": -eager["b"]})
-    assert compare(gradients(**eager), turned, moved=half) is not None
-    alone = gradients(**{**eager, "b": torch.zeros(4000)})
-    assert compare(gradients(**eager), alone, moved=chaos) is not None
 
 
-def test_without_the_noise_of_eagers_rounding_a_gradient_is_shorter_and_never_longer() -> (
-    None
-):
-    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
-    noisy = lambda: Movement({f"['gradients']['{n}']": 0.4 for n in "abc"} | {ALL: 0.4})  # noqa: E731
-    for factor, is_right in ((0.94, True), (0.9, False), (1.05, False)):
-        got = gradients(**{n: factor * x for n, x in eager.items()})
-        assert (compare(gradients(**eager), got, moved=noisy) is None) is is_right
+def test_more_tries_are_made_before_anything_is_refused() -> None:
+    """The first few happened to move a number little."""
+    eager = out(torch.tensor(2.0))
+    asked = []
+    made = Movement()
+
+    def moved(tries: int) -> Movement:
+        asked.append(tries)
+        while made.tries < tries:
+            made.add(eager, out(torch.tensor(2.0 + (0.1 if made.tries > 4 else 1e-3))))
+        return made
+
+    assert compare(eager, out(torch.tensor(2.3)), moved=moved) is None
+    assert asked == [*TRIES]
 
 
-def test_the_length_is_between_that_of_eager_and_that_in_float64() -> None:
-    exact, moved = values(4000), moving(weight=1e-3)
-    golden = gradients(weight=exact.double())
-    for share, factor, is_right in (
-        (1.3, 1.0, True),
-        (1.3, 0.6, False),
-        (1.3, 1.4, False),
-    ):
-        eager, got = gradients(weight=share * exact), gradients(weight=factor * exact)
-        said = compare(eager, got, moved=moved, reference=lambda: golden)
-        assert (said is None) is is_right
+def test_nothing_is_tried_where_the_tolerance_is_kept() -> None:
+    view = out(values(8), 2, 0.5, True)
+    assert compare(view, copy_view(view), moved=None) is None  # type: ignore[arg-type]
 
 
 def test_infinities_and_kinds_of_gradients_are_no_rounding() -> None:
@@ -306,137 +428,68 @@ def test_infinities_and_kinds_of_gradients_are_no_rounding() -> None:
     eager["gradients"]["weight"][0] = INF
     other = copy_view(eager)
     other["gradients"]["weight"][0] = -INF
-    assert compare(eager, other, moved=moving(weight=0.9, bias=0.9)) is not None
+    assert compare(eager, other, moved=moving(eager, 0.9)) is not None
     whole = gradients(weight=torch.complex(values(8), values(8)))
     real = gradients(weight=whole["gradients"]["weight"].real.clone())
     assert "dtype" in (compare(whole, real) or "")
-
-
-def test_gradients_as_long_as_those_in_float64_are_right() -> None:
-    """Eager's sums in bfloat16 may all be too short."""
-    exact = {n: values(4000).roll(k) for k, n in enumerate("abc")}
-    golden = gradients(**{n: x.double() for n, x in exact.items()})
-    eager = gradients(**{n: 0.96 * x for n, x in exact.items()})
-    moved = moving(a=0.02, b=0.02, c=0.02)
-    for factor, is_right in ((1.0, True), (1.1, False), (0.9, False)):
-        got = gradients(**{n: factor * x for n, x in exact.items()})
-        said = compare(eager, got, moved=moved, reference=lambda: golden)
-        assert (said is None) is is_right
 
 
 def test_an_infinite_gradient_is_no_rounding() -> None:
     eager = gradients(weight=values(32), bias=values(32, scale=1e-4))
     wrong = gradients(weight=values(32), bias=values(32, scale=1e-4))
     wrong["gradients"]["bias"][3] = INF
-    assert compare(eager, wrong, moved=moving(weight=1e-7, bias=0.9)) is not None
-
-
-def test_what_moved_when_it_was_small_is_sure_when_it_is_large() -> None:
-    moved = Movement({"['loss']": 30.0}, sizes={"['loss']": 1e-4})
-    for loss, is_right in ((1e-4, True), (2.0, False)):
-        got = {"loss": torch.tensor(loss * 1.5)}
-        said = compare({"loss": torch.tensor(loss)}, got, moved=lambda: moved)
-        assert (said is None) is is_right
-
-
-def test_a_loss_may_be_rounding_alone_unless_all_gradients_are() -> None:
-    got = {"loss": torch.tensor(0.0)}
-    for together, is_right in ((0.01, True), (0.5, False)):
-        moved = Movement({"['loss']": 0.6, ALL: together})
-        said = compare(
-            {"loss": torch.tensor(2e-9)}, got, moved=lambda moved=moved: moved
-        )
-        assert (said is None) is is_right
+    moved = moving(eager, 1e-7, bias=0.9)
+    assert compare(eager, wrong, moved=moved) is not None
 
 
 def test_the_running_mean_of_what_has_no_mean_is_rounding() -> None:
     """Of a convolution after BatchNorm, as in a depthwise block: 0, but for rounding."""
 
     def buffers(mean: float, var: float = 0.9) -> dict[str, Any]:
-        found = {
-            "1.running_mean": values(32, scale=mean),
-            "1.running_var": values(32).abs() * var,
+        return {
+            "buffers": {
+                "1.running_mean": values(32, scale=mean),
+                "1.running_var": values(32).abs() * var,
+            }
         }
-        return {"buffers": {**found, "2.running_mean": values(32, scale=1e-9)}}
 
-    assert compare(buffers(1e-10), buffers(1.3e-9)) is None
+    assert compare(buffers(1e-10), buffers(-3e-7)) is None
     assert compare(buffers(1e-10), buffers(1e-5)) is not None
-    assert compare(buffers(1e-10), buffers(1e-5), moved=moving(epsilon=2**-7)) is None
-    assert (
-        compare(buffers(1e-10), buffers(1e-1), moved=moving(epsilon=2**-7)) is not None
-    )
+    short = moving(buffers(1e-10), 1e-10, running_mean=1e5)
+    assert compare(buffers(1e-10), buffers(1e-5), moved=short) is None
+    assert compare(buffers(1e-10), buffers(1e-1), moved=short) is not None
     assert compare(buffers(1e-3), buffers(1.01e-3)) is not None
-    other = buffers(1e-3)
-    other["buffers"] |= {
-        "1.cache": torch.full((8,), 1e6),
-        "1.scale": values(32, scale=1e-2),
-    }
-    wrong = {"buffers": {**other["buffers"], "1.scale": values(32, scale=1.1e-2)}}
-    assert compare(other, wrong) is not None, "of other buffers nothing is known"
-    alone = buffers(1e-3)
-    alone["buffers"]["2.running_mean"] = values(32, scale=2e-9)
-    assert compare(buffers(1e-3), alone) is not None, (
-        "nothing beside it says how small it is"
-    )
+    wrong = buffers(1e-10, 0.91)
+    assert compare(buffers(1e-10), wrong) is not None, "the deviation is no mean"
 
 
-def test_without_any_reference_a_multiple_of_the_tolerance_passes() -> None:
-    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+def test_where_rounding_is_not_known_a_multiple_of_the_tolerance_passes() -> None:
+    eager = three()
     torch.manual_seed(0)
     noise = torch.randn(4000)
-    for off, is_right in ((0.04, True), (0.06, False)):
+    for off, is_right in ((0.01, True), (0.06, False)):
         got = gradients(**{n: x + off * noise for n, x in eager.items()})
-        said = compare(gradients(**eager), got, reference=lambda: None)
-        assert (said is None) is is_right
+        assert (compare(gradients(**eager), got, moved=unknown) is None) is is_right
     noisy = {f"['gradients']['{name}']": 0.1 for name in eager}
     zero = gradients(**{**eager, "c": torch.zeros(4000)})
-    assert (
-        compare(gradients(**eager), zero, noise=noisy, reference=lambda: None)
-        is not None
-    )
+    assert compare(gradients(**eager), zero, noise=noisy, moved=unknown) is not None
     outputs = out(values(64).abs() + 1)
     for off, is_right in ((5e-4, True), (5e-3, False)):
-        said = compare(
-            outputs, out(outputs["outputs"][0] * (1 + off)), reference=lambda: None
-        )
-        assert (said is None) is is_right
-
-
-def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:
-    """Sums that cancel: any float32 order of adding is off by more than the plain tolerance."""
-    rows = values(32, 1000, dtype=torch.float64)
-    rows[:, -1] = 1e-3 - rows[:, :-1].sum(1)
-    columns = list(rows.float().unbind(1))
-    golden = out(rows.float().double().sum(1))
-    eager, compiled = out(sum(columns)), out(sum(reversed(columns)))
-    assert compare(eager, compiled) is not None
-    assert compare(eager, compiled, reference=lambda: golden) is None
-    assert compare(eager, out(torch.zeros(32)), reference=lambda: golden) is not None
+        got = out(outputs["outputs"][0] * (1 + off))
+        assert (compare(outputs, got, moved=unknown) is None) is is_right
+    near = {"['outputs'][0]": 0.01}
+    for off, is_right in ((0.02, True), (0.05, False)):
+        got = out(outputs["outputs"][0] * (1 + off))
+        said = compare(outputs, got, noise=near, moved=unknown)
+        assert (said is None) is is_right, "three times eager's own noise"
 
 
 def test_an_overflow_of_eager_does_not_excuse_everything() -> None:
-    exact = torch.tensor([1.0, 2.0, 3.0, 70_000.0], dtype=torch.float64)
-    eager, wrong = exact.half(), torch.tensor([9.0, -9.0, 9.0, INF]).half()
-    assert bool(eager[3].isinf())
-    assert compare(out(eager), out(wrong), reference=lambda: out(exact)) is not None
-
-
-def test_the_float64_run_is_asked_once_and_only_where_it_is_needed() -> None:
-    asked = []
-
-    def reference() -> dict[str, Any]:
-        asked.append(True)
-        return out(values(8).double(), values(8).double())
-
-    view = out(values(8), values(8))
-    assert compare(view, copy_view(view), reference=reference) is None
-    assert not asked
-    far = out(values(8) * 1.01, values(8) * 1.01)
-    assert compare(view, far, reference=reference) is not None
-    assert len(asked) == 1
-    # Eager was the one that was off: both leaves need the float64 run, which is made once.
-    assert compare(far, view, reference=reference) is None
-    assert len(asked) == 2
+    eager = torch.tensor([1.0, 2.0, 3.0, INF]).half()
+    wrong = torch.tensor([9.0, -9.0, 9.0, INF]).half()
+    moved = moving(out(eager), 1e-3)
+    assert compare(out(eager), out(eager.clone()), moved=moved) is None
+    assert compare(out(eager), out(wrong), moved=moved) is not None
 
 
 def test_gradients_are_held_to_their_root_mean_square() -> None:
@@ -445,43 +498,16 @@ def test_gradients_are_held_to_their_root_mean_square() -> None:
     expected = values(1000)
     flipped = expected.clone()
     flipped[expected.abs().argmin()] *= -1
-    assert compare({part: {"w": expected}}, {part: {"w": flipped}}) is None
+    view = {part: {"w": expected}}
+    moved = moving(view, 1e-3)
+    assert compare(view, {part: {"w": flipped}}, moved=moved) is None
     for wrong in (torch.zeros(1000), expected * 2, expected * 1.05, expected.roll(1)):
-        problem = compare({part: {"w": expected}}, {part: {"w": wrong}})
-        assert f"['{part}']['w'] is off by" in str(problem)
+        problem = str(compare(view, {part: {"w": wrong}}, moved=moved))
+        assert f"['{part}']['w']" in problem
+        assert "is off by" in problem
 
 
 def test_a_wrong_gradient_of_one_parameter_is_not_diluted_by_the_others() -> None:
     expected = {"gradients": {"weight": values(10_000), "bias": values(4, scale=1e-3)}}
     actual = {"gradients": {"weight": values(10_000), "bias": torch.zeros(4)}}
     assert "['gradients']['bias'] is off by 1 " in str(compare(expected, actual))
-
-
-def test_no_gradient_is_none_also_where_eagers_direction_is_noise() -> None:
-    """The gradients of a sum of probabilities are rounding errors: float64 has almost none."""
-    step, other = values(1000), values(1000).roll(1)
-    golden = {"gradients": {"w": values(1000, dtype=torch.float64) * 1e-3}}
-    expected = {"gradients": {"w": step}}
-    assert (
-        compare(expected, {"gradients": {"w": other}}, reference=lambda: golden) is None
-    )
-    for wrong in (torch.zeros(1000), other * 5):
-        actual = {"gradients": {"w": wrong}}
-        assert "is off by" in str(compare(expected, actual, reference=lambda: golden))
-
-
-def test_a_sum_that_cancels_moves_by_more_of_itself() -> None:
-    """As the gradient of a bias of two classes, whose terms change between batches."""
-    other = values(4000)
-    eager = gradients(bias=torch.tensor([1e-3, -1e-3]), weight=other)
-    got = gradients(bias=torch.tensor([1.08e-3, -1.08e-3]), weight=other)
-    by = moving(bias=2e-3, weight=1e-3)().by
-    for size, is_right in ((1e-3, False), (1e-2, True)):  # when rounding was tried
-        sizes = {
-            "['gradients']['bias']": size,
-            ALL: float(other.square().mean().sqrt()),
-        }
-        moved = Movement(by, sizes=sizes, longer=by)
-        assert (
-            compare(eager, got, moved=lambda moved=moved: moved) is None
-        ) is is_right

@@ -253,7 +253,12 @@ def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
         eager.keep()
         compiled.adopt(eager)
         verifier.seeded_call(compiled, 1)
-        problem = verifier.steps.problem(eager, compiled)
+
+        def again() -> Side:
+            eager.restore()
+            return eager
+
+        problem = verifier.step_problem(eager, compiled, again)
     finally:
         _set_rates(groups, rates)
         eager.kept = kept

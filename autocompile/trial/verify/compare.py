@@ -1,207 +1,437 @@
-"""Compares a compiled side's view with eager's.
+"""Compares a compiled side's view with eager's, by one rule for each kind of leaf.
 
-``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` and ``updates``
-by their root mean square, since single elements of them may be rounding noise. Where a tolerance
-fails, what eager's own rounding moves decides, then a float64 run.
+Real numbers are compared slice by slice (``slices.py``). The plain tolerance of the dtype decides
+first. Where a slice fails it, the scale of its error is measured: what the slice moves by where
+eager's own operations are rounded otherwise at random (``rounding.py``), at least what the whole
+leaf moves by. An error of three times that is rounding, and a larger one is wrong. The worst of
+many slices, and a mean over few numbers, may be larger by chance alone; two terms say by how much.
+Gradients must have the right length, too.
+
+Integers and booleans may differ as often as rounding changes eager's own. A Python number is a
+tensor without axes. Structure, types, shapes, dtypes, devices and infinities are compared exactly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from autocompile.trial.verify.outputs import View, flatten, pieces, without
+from autocompile.trial.verify.outputs import View, flatten, without
+from autocompile.trial.verify.slices import Apart, apart, as_real, chances, names_of
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
-_GRADIENT_TOLERANCE = 1e-2
-UNREFERENCED = (
-    10.0  # times the tolerance, where no float64 run can tell rounding from errors
-)
-_FP64_SMALL = 1000  # elements: such a tensor may be further from float64
-ELSEWHERE = (
-    0.25  # a run this far from eager computed something else, as other random numbers
-)
-# Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
-_HUGE = 1e3
-_SAMPLE = 1_000_000
-_NOISE = 1e-6  # of the largest gradient, or of a deviation: what is smaller is rounding
+
+# Of what rounding moves. Two computations that round alike are sqrt(2) apart; the gradients of
+# right settings were up to 1.74 apart in 200 steps on an H100 (studies/gpu/README.md).
+_MULTIPLE = 3.0
+# More for a mean over few numbers: this over their count. The scale is a mean over some tries
+# itself, so the ratio has the tails of Student's t. With ``_MULTIPLE`` it is ten for one number.
+_OF_FEW = 7.0
+# How often eager is rounded otherwise: a few times first, since most settings are right, and more
+# often before a setting is refused.
+TRIES = (4, 16)
+# Of the length of a gradient, beside what rounding moves it by. In float32 the error of a gradient
+# tells more; in bfloat16, where rounding turns a gradient by several percent, its length does.
+_LENGTH = 0.01
+# At most, of all gradients as one: where these are rounding alone, none at all would do, too.
+_MOST_OF_ALL = 0.5
+# Where eager cannot be rounded otherwise: times the tolerance, and of a gradient, whose dtype does
+# not tell in which precision it was computed.
+UNKNOWN = 10.0
+_UNKNOWN_GRADIENT = 0.05
+# Of the integers of a leaf that rounding flips at all, beside three times what it flips.
+_FLIPS = 1e-3
+# Of the largest gradient, and of the deviation beside a mean: an error that is smaller is what
+# rounding leaves of a sum that cancels, as the gradient of a bias before a normalization does, or
+# the mean of a convolution after one. How sums round inside the tries do not show.
+_NOISE = 1e-6
+
+# As far beyond its limit as the whole leaf, a slice is what is wrong.
+_MUCH = 2.0
+
 ALL = ""  # in place of a path: all gradients taken as one
-MOST_ROUNDING = (
-    0.5  # of a gradient: more than that is rounding alone, but for its length
-)
-_UNREFERENCED_GRADIENT = 5e-3  # the same, of a gradient: at most ten times this
-_MOST_NOISE = 10.0  # times as long as eager's, where it is noise
-_SMALL = 0.05  # share of the length of all gradients whose length may be rounding too
-_LENGTHS = 2.0  # times as long, or half, may be a gradient whose direction is rounding
-_MULTIPLE = 3.0  # of what eager's own rounding moves
-# Of a result of so few numbers, such as the loss: by chance no try may move them much.
-_FEW, _MULTIPLE_OF_FEW = 4, 10.0
-_LONGER = 0.02  # than eager's may be a gradient, at least
 _GRADIENTS = ("['gradients']", "['updates']")  # a view has one of them
 _MEAN, _VARIANCE = "running_mean']", "running_var']"  # of normalizing layers
 
-Leaves = list[tuple[str, Any]]
 
-
-class Movement(NamedTuple):
-    """How far eager's results move where its operations are rounded otherwise.
+@dataclass
+class Moved:
+    """How far one leaf of eager's view moved, summed over the tries.
 
     Attributes:
-        by: relative difference by path, that of all gradients as one at ``ALL``.
-        longer: relative change of the length of gradients, in the same way.
-        epsilon: of the precision that it multiplies matrices in.
-        sizes: RMS by path, of what was moved.
+        squares: squared root mean squares of the change, by slice; None of integers.
+        together: sums of squares of the change, and of the leaf.
+        lengths: squared relative changes of the length.
+        flips: the largest share of the elements of an integer leaf that changed.
+        amount: the largest change of an integer without axes.
     """
 
-    by: Mapping[str, float] = {}
-    longer: Mapping[str, float] = {}
-    epsilon: float = 0.0
-    sizes: Mapping[str, float] = {}
+    squares: torch.Tensor | None = None
+    together: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    flips: float = 0.0
+    amount: float = 0.0
+
+    def add(self, squares: torch.Tensor, error: torch.Tensor | None = None) -> None:
+        """Take one more try into account: the three sums of squares, and errors by slice."""
+        change = (_ratio(squares) - 1).square().nan_to_num(0.0, 0.0, 0.0)
+        self.lengths = change if self.lengths is None else self.lengths + change
+        self.together = squares if self.together is None else self.together + squares
+        if error is not None:
+            error = error.square().nan_to_num(0.0, 0.0, 0.0)
+            self.squares = error if self.squares is None else self.squares + error
 
 
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    return x.double().nan_to_num(0.0, 0.0, 0.0)
+@dataclass
+class Movement:
+    """How far eager's view of a call moves where its operations are rounded otherwise.
+
+    Attributes:
+        tries: how often that was tried.
+        leaves: by path; all gradients as one at ``ALL``.
+    """
+
+    tries: int = 0
+    leaves: dict[str, Moved] = field(default_factory=dict)
+
+    def add(self, want: View, got: View) -> None:
+        """Take one more try into account.
+
+        Raises:
+            ValueError: its results have another structure, so nothing can be said.
+        """
+        ours, theirs = flatten(want), flatten(got)
+        if ours.structure != theirs.structure:
+            raise ValueError("its results have another structure")
+        gradients = []
+        for (path, a), (_, b) in zip(ours.leaves, theirs.leaves, strict=True):
+            moved = self.leaves.setdefault(path, Moved())
+            first, second = _as_tensor(a), _as_tensor(b)
+            if first is None or second is None or first.shape != second.shape:
+                continue
+            if is_real(first):
+                far = apart(first, second)
+                moved.add(far.squares, far.error)
+                if path.startswith(_GRADIENTS):
+                    gradients.append(far.squares)
+            elif first.numel():
+                change = (first.double() - second.double().to(first.device)).abs()
+                moved.flips = max(moved.flips, float((change > 0).double().mean()))
+                if not first.dim():
+                    moved.amount = max(moved.amount, float(change))
+        if gradients:
+            self.leaves.setdefault(ALL, Moved()).add(_sum(gradients))
+        self.tries += 1
+
+    def scale(self, path: str, like: torch.Tensor) -> torch.Tensor:
+        """What the slices of a leaf move by, each at least what the whole does."""
+        squares = self.leaves.get(path, Moved()).squares
+        if squares is None:
+            return torch.zeros_like(like)
+        by = (squares / self.tries).sqrt().to(like.device)
+        # Of a call of another size only the whole says something.
+        return torch.maximum(by if by.shape == like.shape else by[:1], by[:1])
+
+    def length(self, path: str) -> float:
+        """What the length of a gradient, or of all as one, moves by, relative to itself."""
+        lengths = self.leaves.get(path, Moved()).lengths
+        return 0.0 if lengths is None else math.sqrt(float(lengths) / self.tries)
+
+    @property
+    def of_gradients(self) -> float:
+        """What all gradients as one move by, relative to their length."""
+        together = self.leaves.get(ALL, Moved()).together
+        if together is None or not float(together[1]):
+            return 0.0
+        return math.sqrt(float(together[0] / together[1]))
 
 
-def _size(x: torch.Tensor, limit: float = math.inf) -> float:
-    """RMS of the elements that are finite and not above a limit."""
-    total, count = _squares(_as_real(x), limit).tolist()
-    return math.sqrt(total / max(1, count))
+def explained(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The errors of the slices of a tensor that rounding explains where it moves them by a scale."""
+    return (_MULTIPLE * chances(x) + _OF_FEW / max(1, x.numel())) * scale
 
 
-def _squares(x: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
-    """Sum of the squares up to a limit and how many they are, on the device of the tensor."""
-    total = torch.zeros(2, dtype=torch.float64, device=x.device)
-    for piece in pieces(x):
-        sizes = _finite(piece).abs()
-        counted = sizes <= limit
-        total += torch.stack([sizes.square().where(counted, 0.0).sum(), counted.sum()])
-    return total
+Moving = Callable[[int], Movement | None]
+"""Gives what at least so many tries move; None where eager cannot be rounded otherwise."""
 
 
-def _largest_ordinary(x: torch.Tensor) -> float:
-    """The size above which an element is huge compared to the small ones."""
-    sample = _finite(x.reshape(-1)[:: max(1, x.numel() // _SAMPLE + 1)]).abs()
-    if not sample.numel():
-        return math.inf
-    small = float(sample.masked_fill(sample == 0, math.nan).nanquantile(0.1))
-    return math.inf if math.isnan(small) else _HUGE * small
+@dataclass(frozen=True)
+class _Leaf:
+    """A leaf of both views, of which kind, shape and dtype are equal."""
+
+    path: str
+    want: torch.Tensor
+    got: torch.Tensor
+    tolerance: float
+    far: Apart
+    words: str = ""  # both values, of Python numbers
+    floor: float = 0.0  # an error below it is rounding
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.path.startswith(_GRADIENTS)
+
+    def misses(self) -> torch.Tensor:
+        """By how much the plain tolerance is exceeded in the worst slice, on the device."""
+        allowed = torch.maximum(self.tolerance * self.far.scale, self._least)
+        return (self.far.error - allowed).max()
+
+    def limit(self, movement: Movement) -> torch.Tensor:
+        """The largest error of each slice that rounding explains."""
+        least = torch.finfo(as_real(self.want).dtype).eps * self.far.size[0]
+        scale = movement.scale(self.path, self.far.error)
+        return torch.maximum(explained(self.want, scale) + least, self._least)
+
+    @property
+    def _least(self) -> torch.Tensor:
+        return self.floor * chances(self.want)
 
 
-def _is_real(x: Any) -> bool:
+def compare(
+    expected: View,
+    actual: View,
+    *,
+    noise: Mapping[str, float] | None = None,
+    moved: Moving = lambda tries: Movement(),
+    tolerance: float | None = None,
+    skip: tuple[str, ...] = (),
+    restless: Collection[str] = (),
+) -> str | None:
+    """A description of the first error in ``actual``, against eager's ``expected``, or None.
+
+    Args:
+        noise: eager's difference from itself by path; three times this is right where it is not
+            known what rounding moves.
+        moved: what eager's own rounding moves; called only if the tolerance fails.
+        tolerance: the user's; replaces that of outputs and may only raise the others.
+        skip: parts that are not compared.
+        restless: paths of leaves whose values are not compared.
+    """
+    eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
+    if eager.structure != compiled.structure:
+        return f"another structure: {compiled[0]:.120} instead of {eager[0]:.120}"
+    real: list[_Leaf] = []
+    whole: list[tuple[str, Any, Any]] = []  # integers that differ, as they came
+    for (path, want), (_, got) in zip(eager.leaves, compiled.leaves, strict=True):
+        if problem := _other_kind(path, want, got):
+            return problem
+        first, second = _as_tensor(want), _as_tensor(got)
+        if path in restless:
+            continue
+        if first is None or second is None:
+            if not (want is got or bool(want == got)):
+                return f"{path} is {got!r} instead of {want!r}"
+        elif is_real(first):
+            asked = _tolerance(path, first, tolerance)
+            words = "" if want is first else f"{got!r} instead of {want!r}"
+            real.append(_Leaf(path, first, second, asked, apart(first, second), words))
+        elif not torch.equal(first, second):
+            whole.append((path, want, got))
+    floors = _floors({leaf.path: leaf.far for leaf in real})
+    real = [replace(leaf, floor=floors.get(leaf.path, 0.0)) for leaf in real]
+    missed = [leaf.misses() for leaf in real]
+    far = [leaf for leaf, by in zip(real, numbers(missed), strict=True) if by > 0]
+    for leaf in far:
+        if strange := _other_infinities(leaf):
+            return strange
+    return _unexplained(far, whole, real, moved, noise or {})
+
+
+def _unexplained(
+    far: list[_Leaf],
+    whole: list[tuple[str, Any, Any]],
+    real: list[_Leaf],
+    moved: Moving,
+    noise: Mapping[str, float],
+) -> str | None:
+    """The first of the leaves that miss the tolerance whose error is more than rounding."""
+    gradients = [leaf.far.squares for leaf in real if leaf.is_gradient]
+    problem = None
+    for tries in TRIES if far or whole else ():
+        movement = moved(tries)
+        if movement is None:
+            found = [_unknown(leaf, noise.get(leaf.path, 0.0)) for leaf in far]
+            return _first([*found, *(_flipped(*each, Movement()) for each in whole)])
+        found = [_wrong(leaf, movement) for leaf in far]
+        found += [_flipped(*each, movement) for each in whole]
+        if gradients and any(leaf.is_gradient for leaf in far):
+            found.append(_another_length(ALL, _sum(gradients), math.inf, movement))
+        if not (problem := _first(found)):
+            return None
+    return problem
+
+
+def _wrong(leaf: _Leaf, movement: Movement) -> str | None:
+    """In which slice an error is more than rounding."""
+    if bool((leaf.far.error > (limit := leaf.limit(movement))).any()):
+        return _off(leaf, limit)
+    if not leaf.is_gradient:
+        return None
+    return _another_length(leaf.path, leaf.far.squares, leaf.want.numel(), movement)
+
+
+def _unknown(leaf: _Leaf, noise: float) -> str | None:
+    """Which slice is far off although it is not known what rounding moves."""
+    share = max(UNKNOWN * leaf.tolerance, 3 * noise)
+    if leaf.is_gradient:
+        share = max(leaf.tolerance, _UNKNOWN_GRADIENT)
+    limit = share * leaf.far.scale
+    return _off(leaf, limit) if bool((leaf.far.error > limit).any()) else None
+
+
+def _off(leaf: _Leaf, limit: torch.Tensor) -> str:
+    """How far a leaf is off, or one slice of it that is much further off than the whole."""
+    if leaf.words:
+        return f"{leaf.path} is {leaf.words}"
+    error, size = leaf.far.error, leaf.far.scale
+    beyond = (error / limit).nan_to_num(0.0)
+    worst = int(beyond.argmax())
+    if float(beyond[0]) > 1 and float(beyond[worst]) < _MUCH * float(beyond[0]):
+        worst = 0
+    place = [*names_of(leaf.want)][worst]
+    unit = float(size[worst]) or 1.0
+    why = f"relative RMS; tolerance {leaf.tolerance:.0e}"
+    if float(limit[worst]) / unit > leaf.tolerance:
+        why += f", rounding explains {float(limit[worst]) / unit:.0e}"
+    off = f"is off by {float(error[worst]) / unit:.2g} ({why})"
+    return f"{leaf.path} at {place} {off}" if place else f"{leaf.path} {off}"
+
+
+def _another_length(
+    path: str, squares: torch.Tensor, elements: float, movement: Movement
+) -> str | None:
+    """Whether a gradient, or all as one, is longer or shorter than rounding makes it."""
+    ratio = float(_ratio(squares))
+    multiple = _MULTIPLE + _OF_FEW / max(1, elements)
+    most = _LENGTH + multiple * movement.length(path)
+    if abs(ratio - 1) <= (min(most, _MOST_OF_ALL) if path == ALL else most):
+        return None
+    what = path if path != ALL else "the gradient of all parameters"
+    return f"{what} is off by {abs(ratio - 1):.2g} in its length"
+
+
+def _flipped(path: str, want: Any, got: Any, movement: Movement) -> str | None:
+    """Whether more integers differ than rounding flips."""
+    moved = movement.leaves.get(path, Moved())
+    first, second = _as_tensor(want), _as_tensor(got)
+    assert first is not None
+    assert second is not None
+    differ = first != second
+    allowed = _MULTIPLE * moved.flips + _FLIPS if moved.flips else 0.0
+    is_right = float(differ.double().mean()) <= allowed
+    if not first.dim():  # a count: that it changes says nothing, but by how much does
+        change = abs(float(first) - float(second))
+        is_right &= change <= (_MULTIPLE + _OF_FEW) * moved.amount
+    if is_right:
+        return None
+    if not isinstance(want, torch.Tensor):
+        return f"{path} is {got!r} instead of {want!r}"
+    return f"{path} differs in {int(differ.sum())} elements"
+
+
+def _other_kind(path: str, want: Any, got: Any) -> str | None:
+    """What differs and is no value: type, shape, dtype or device."""
+    if not isinstance(want, torch.Tensor):
+        if type(want) is type(got):
+            return None
+        return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
+    if not isinstance(got, torch.Tensor):
+        return f"{path} is a {type(got).__name__} instead of a tensor"
+    for name in ("shape", "dtype", "device"):
+        seen, right = getattr(got, name), getattr(want, name)
+        if seen != right:
+            words = f"{path} has {name} {seen} instead of {right}"
+            return words.replace("torch.Size", "")
+    return None
+
+
+def _other_infinities(leaf: _Leaf) -> str | None:
+    """Whether one is infinite or NaN where the other is not: never rounding."""
+    if math.isfinite(float(leaf.far.error[0])):
+        return None
+    if leaf.words:
+        return f"{leaf.path} is {leaf.words}"
+    strange = int((as_real(leaf.want).isnan() != as_real(leaf.got).isnan()).sum())
+    if not strange:
+        return (
+            f"{leaf.path} is off by inf (infinite where eager is not, or the reverse)"
+        )
+    words = "has NaN where eager has none, or the reverse, in"
+    return f"{leaf.path} {words} {strange} elements"
+
+
+def _tolerance(path: str, want: torch.Tensor, asked: float | None) -> float:
+    """The relative tolerance of one leaf."""
+    usual = _TOLERANCE.get(as_real(want).dtype, _FLOAT32)
+    if asked is None:
+        return usual
+    return asked if path.startswith("['outputs']") else max(usual, asked)
+
+
+def _floors(leaves: Mapping[str, Apart]) -> dict[str, float]:
+    """By path, the error of a gradient or of a running mean below which it is rounding."""
+    names = [p for p in leaves if p.startswith(_GRADIENTS) or p.endswith(_VARIANCE)]
+    sizes = dict(zip(names, numbers([leaves[p].size[0] for p in names]), strict=True))
+    gradients = [path for path in names if path.startswith(_GRADIENTS)]
+    most = _NOISE * max((sizes[path] for path in gradients), default=0.0)
+    floors = dict.fromkeys(gradients, most)
+    for path in names:
+        if path.endswith(_VARIANCE):
+            mean = path.replace(_VARIANCE, _MEAN)
+            floors[mean] = _NOISE * math.sqrt(sizes[path])
+    return floors
+
+
+def is_real(x: Any) -> bool:
+    """Whether it is a tensor of floating or complex numbers."""
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def _as_real(x: torch.Tensor) -> torch.Tensor:
-    x = x.detach()  # a model may return a parameter
-    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+def _as_tensor(x: Any) -> torch.Tensor | None:
+    """A tensor, or a Python number as one without axes; None for anything else."""
+    if isinstance(x, torch.Tensor):
+        return x
+    if isinstance(x, (bool, int)):
+        return torch.tensor(x, dtype=torch.int64) if abs(x) < 2**63 else None
+    # Of ``.item()``: as exact as what it was computed from, and not as float64.
+    if isinstance(x, (float, complex)):
+        dtype = torch.complex64 if isinstance(x, complex) else torch.float32
+        return torch.tensor(x, dtype=dtype)
+    return None
 
 
-def _misses(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """The difference in float64; 0 where both are the same infinity or NaN, else infinite there."""
-    same = (want == got) | (want.isnan() & got.isnan())
-    difference = (want.double() - got.double()).masked_fill(same, 0.0)
-    return difference.nan_to_num(math.inf, math.inf, math.inf)
+def _ratio(squares: torch.Tensor) -> torch.Tensor:
+    """How long the second of two tensors is, in lengths of the first."""
+    _, first, second = squares
+    nothing = torch.where(second > 0, math.inf, 1.0).to(squares)
+    return torch.where(first > 0, (second / first).sqrt(), nothing)
 
 
-def _error(expected: torch.Tensor, actual: torch.Tensor, floor: float = 0.0) -> float:
-    """Relative error: RMS of the difference over RMS of the expected values, at least ``floor``.
-
-    Computed separately for ordinary and huge elements, and the larger returned.
-    """
-    expected, actual = _as_real(expected), _as_real(actual).to(expected.device)
-    limit, worst = _largest_ordinary(expected), 0.0
-    total = torch.zeros(2, 3, dtype=torch.float64, device=expected.device)
-    for want, got in zip(pieces(expected), pieces(actual), strict=True):
-        difference, sizes = _misses(want, got), _finite(want)
-        is_huge = sizes.abs() > limit
-        for row, mask in zip(total, (~is_huge, is_huge), strict=True):
-            parts = (x.square().where(mask, 0.0).sum() for x in (difference, sizes))
-            row += torch.stack([*parts, mask.sum()])
-    for errors, squares, count in total.tolist():  # of ordinary and huge ones
-        worst = max(worst, _Pair(errors, squares, 0.0, count).error(floor))
-    return worst
+def _sum(squares: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of vectors that may be on several devices."""
+    every = [*squares]
+    return torch.stack([x.to(every[0].device) for x in every]).sum(0)
 
 
-class _Pair(NamedTuple):
-    """Sums of squares over two tensors: of their difference, the first and the second."""
-
-    apart: float
-    first: float
-    second: float
-    elements: float
-
-    @property
-    def size(self) -> float:
-        return math.sqrt(self.first / max(1.0, self.elements))
-
-    @property
-    def ratio(self) -> float:
-        """How long the second is, in lengths of the first."""
-        if not self.first:
-            return math.inf if self.second else 1.0
-        return math.sqrt(self.second / self.first)
-
-    def error(self, floor: float = 0.0) -> float:
-        """RMS of the difference over that of the first, at least ``floor``."""
-        difference = math.sqrt(self.apart / max(1.0, self.elements))
-        scale = max(self.size, floor)
-        return difference / scale if scale else difference
+def numbers(values: list[torch.Tensor]) -> list[float]:
+    """Values of tensors without axes; waits for each device once."""
+    if not values:
+        return []
+    found: list[float] = torch.stack([x.to(values[0].device) for x in values]).tolist()
+    return found
 
 
-def _pairs_of(ours: Leaves, theirs: Leaves) -> dict[str, _Pair]:
-    """All gradients that can be compared, by path, and as one at ``ALL``.
-
-    Waits for the device once: where others use a GPU too, each time takes milliseconds.
-    """
-    sums_of: dict[str, torch.Tensor] = {}
-    counts = []
-    for (path, a), (_, b) in zip(ours, theirs, strict=False):
-        if not (path.startswith(_GRADIENTS) and _is_real(a) and _is_real(b)):
-            continue
-        if a.shape == b.shape and a.is_complex() == b.is_complex():
-            a, b = _as_real(a), _as_real(b).to(a.device)
-            sums_of[path] = torch.zeros(3, dtype=torch.float64, device=a.device)
-            counts.append(a.numel())
-            for x, y in zip(pieces(a), pieces(b), strict=True):
-                each = (_misses(x, y), _finite(x), _finite(y))
-                sums_of[path] += torch.stack([part.square().sum() for part in each])
-    if not sums_of:
-        return {}
-    device = next(iter(sums_of.values())).device
-    sums = torch.stack([x.to(device) for x in sums_of.values()]).tolist()
-    every = [_Pair(a, b, c, n) for (a, b, c), n in zip(sums, counts, strict=True)]
-    whole = _Pair._make(sum(each) for each in zip(*every, strict=True))
-    return {**dict(zip(sums_of, every, strict=True)), ALL: whole}
+def _first(problems: Iterable[str | None]) -> str | None:
+    return next(filter(None, problems), None)
 
 
-def _noise_floors(leaves: Leaves, pairs: Mapping[str, _Pair]) -> Callable[[str], float]:
-    """By path, the RMS below which a gradient or a running mean is noise.
-
-    Relative to the largest gradient, as of a bias before BatchNorm, and to the deviation beside the
-    mean, which is 0 but for rounding where the inputs of a convolution are normalized.
-    """
-    sizes = {path: pair.size for path, pair in pairs.items() if path != ALL}
-    sizes |= {path: _size(x) for path, x in leaves if path.endswith((_MEAN, _VARIANCE))}
-    floors: dict[str, float] = {}
-    for path, size in sizes.items():
-        size = math.sqrt(size) if path.endswith(_VARIANCE) else size
-        floors[_group(path)] = max(floors.get(_group(path), 0.0), _NOISE * size)
-    return lambda path: (
-        0.0 if path.endswith(_VARIANCE) else floors.get(_group(path), 0.0)
-    )
-
-
-def _group(path: str) -> str:
-    """All gradients, the mean and variance of one module, or nothing."""
-    if path.startswith(_GRADIENTS):
-        return _GRADIENTS[0]
-    return path.rpartition("running_")[0] if path.endswith((_MEAN, _VARIANCE)) else ""
+# --- how far two runs of eager mode are apart -----------------------------------------------------
 
 
 def differences(first: View, second: View) -> dict[str, float]:
@@ -209,29 +439,25 @@ def differences(first: View, second: View) -> dict[str, float]:
     ours, theirs = flatten(first).leaves, flatten(second).leaves
     if len(ours) != len(theirs):
         return {ALL: math.inf}
-    pairs = _pairs_of(ours, theirs)
-    floor_of = _noise_floors(ours, pairs)
-    errors = {path: pair.error(floor_of(path)) for path, pair in pairs.items()}
+    errors = {path: 0.0 for path, _ in ours}
+    real = {}
     for (path, a), (_, b) in zip(ours, theirs, strict=True):
-        can_be = (
-            path not in errors and _is_real(a) and _is_real(b) and a.shape == b.shape
-        )
-        errors.setdefault(path, _error(a, b, floor_of(path)) if can_be else 0.0)
+        if is_real(a) and is_real(b) and as_real(a).shape == as_real(b).shape:
+            real[path] = apart(a, b)
+    if not real:
+        return errors
+    floors = _floors(real)
+    rows = numbers([x for far in real.values() for x in (far.error[0], far.size[0])])
+    for path, error, size in zip(real, rows[::2], rows[1::2], strict=True):
+        scale = max(size, floors.get(path, 0.0))
+        errors[path] = error / scale if scale else error
+    gradients = [
+        far.squares for path, far in real.items() if path.startswith(_GRADIENTS)
+    ]
+    if gradients:
+        apart_, first_, _ = _sum(gradients).tolist()
+        errors[ALL] = math.sqrt(apart_ / first_) if first_ else math.sqrt(apart_)
     return errors
-
-
-def lengths(first: View, second: View) -> dict[str, float]:
-    """The relative change of the length of each gradient, by path, and of all as one."""
-    pairs = _pairs_of(flatten(first).leaves, flatten(second).leaves)
-    return {path: abs(pair.ratio - 1) for path, pair in pairs.items() if pair.first}
-
-
-def sizes(view: View) -> dict[str, float]:
-    """RMS by path."""
-    leaves = flatten(view).leaves
-    pairs = _pairs_of(leaves, leaves)
-    others = {path: _size(x) for path, x in leaves if path not in pairs and _is_real(x)}
-    return {path: pair.size for path, pair in pairs.items()} | others
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -244,265 +470,3 @@ def mismatch_scale(first: View, second: View, restless: Collection[str] = ()) ->
     """The largest relative difference between two equal runs, called self-noise."""
     errors = differences(first, second).items()
     return max((error for path, error in errors if path not in restless), default=0.0)
-
-
-def compare(
-    expected: View,
-    actual: View,
-    *,
-    noise: Mapping[str, float] | None = None,
-    moved: Callable[[], Movement] = lambda: Movement(),
-    reference: Callable[[], View | None] | None = None,
-    tolerance: float | None = None,
-    skip: tuple[str, ...] = (),
-    restless: Collection[str] = (),
-) -> str | None:
-    """A description of the first error in ``actual``, against eager's ``expected``, or None.
-
-    Args:
-        noise: eager's difference from itself by path; the tolerance is at least three times this.
-        moved: what eager's own rounding moves; called only if the tolerance fails.
-        reference: computes the view in float64, or None if it cannot; called only if ``moved`` does
-            not explain the error. Then an error against float64 of a small multiple of eager's
-            passes; without one, up to ten times the tolerance.
-        tolerance: the user's; replaces that of outputs and may only raise the others.
-        skip: parts that are not compared.
-        restless: paths of leaves whose values are not compared.
-    """
-    eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
-    if eager.structure != compiled.structure:
-        return f"another structure: {compiled[0]:.120} instead of {eager[0]:.120}"
-    pairs = _pairs_of(eager.leaves, compiled.leaves)
-    floor_of = _noise_floors(eager.leaves, pairs)
-    golden: Leaves | None = None
-    rounding: _Rounding | None = None
-    for index, (path, want) in enumerate(eager.leaves):
-        _, got = compiled.leaves[index]
-        if path in restless:
-            want, got = _blank(want), _blank(got)
-        usual, floor = _tolerance(path, want, tolerance), floor_of(path)
-        pair = pairs.get(path) if path not in restless else None
-        allowed = max(usual, 3 * (noise or {}).get(path, 0.0))
-        if is_gradient := path.startswith(_GRADIENTS):
-            # Capped even if eager is noisy: a gradient of zeros has an error of 1.
-            allowed = min(max(allowed, _GRADIENT_TOLERANCE), MOST_ROUNDING)
-        if problem := _compare_kind(path, want, got, allowed):
-            return problem
-        if not _is_real(want):
-            continue
-        if problem := _compare_values(path, want, got, allowed, floor, pair):
-            if strange := _other_nans(path, want, got):
-                return strange
-            rounding = rounding or _Rounding(moved(), pairs)
-            if rounding.explains(path, want, got, floor):
-                continue
-            if reference is None:
-                return problem
-            if golden is None:
-                golden = flatten(without(reference() or {}, *skip)).leaves
-                rounding.learn(_pairs_of(golden, eager.leaves))
-            if is_gradient and not rounding.has_length(ALL):
-                return problem
-            if not golden:  # nobody's fault: what a reference might excuse is let pass
-                most = min(allowed, _UNREFERENCED_GRADIENT) if is_gradient else allowed
-                error = pair.error(floor) if pair else _error(want, got, floor)
-                if error > UNREFERENCED * most:
-                    return problem
-                continue
-            exact = golden[index][1] if len(golden) == len(eager.leaves) else None
-            if is_gradient and not rounding.has_length(path):
-                return problem
-            if not _as_good_as_eager(path, want, got, exact, usual / 10):
-                return problem
-    return None
-
-
-class _Rounding:
-    """What rounding explains of a difference.
-
-    What moves by ``m`` may be off by ``3 m``, or ``10 m`` if it is a few numbers, within limits. A
-    gradient, and all as one, may be longer by 2 % or by as many times what moves its length, and
-    shorter by as much, or as the exact one may be: eager's has noise of the length ``m`` in it.
-    """
-
-    def __init__(self, moved: Movement, pairs: Mapping[str, _Pair]) -> None:
-        self._moved, self._pairs = moved, pairs
-        self._exact: Mapping[str, _Pair] = {}
-
-    def learn(self, exact: Mapping[str, _Pair]) -> None:
-        """Take the gradients of a float64 run into account, which are paired with eager's."""
-        self._exact = exact if exact.keys() == self._pairs.keys() else {}
-
-    def explains(
-        self, path: str, want: torch.Tensor, got: torch.Tensor, floor: float
-    ) -> bool:
-        pair, size = self._pairs.get(path), _size(want)
-        by = self._by(path, size)
-        if not pair:
-            # Where all gradients are rounding alone, nothing is known.
-            most = math.inf if self._moved.by.get(ALL, 0.0) <= ELSEWHERE else ELSEWHERE
-            least = floor / _NOISE * self._moved.epsilon  # of the deviation
-            error = _error(want, got, least)
-            most = min(_multiple(want.numel()) * by, most)
-            return error <= most or (size < least and error <= 1.0)
-        if not (self.has_length(ALL) and self.has_length(path)):
-            return False
-        if by > MOST_ROUNDING and self._is_small(path):
-            return math.isfinite(pair.apart)
-        limit = MOST_ROUNDING if by <= MOST_ROUNDING else math.inf
-        return pair.error(floor) <= min(_multiple(pair.elements) * by, limit)
-
-    def _by(self, path: str, size: float) -> float:
-        """What moves by itself; a number that was moved when it was small moves less now."""
-        by = self._moved.by.get(path, 0.0) * self._shrunk(path, size)
-        return by if math.isfinite(by) else 0.0
-
-    def _shrunk(self, path: str, size: float) -> float:
-        """How much smaller a number is now than when it was moved, beside all gradients.
-
-        What rounding moves stays: a sum that happens to cancel moves by more of itself.
-        """
-        sizes = self._moved.sizes
-        if not size or path not in sizes:
-            return 1.0
-        pair = self._pairs.get(ALL) if path in self._pairs else None
-        return (
-            sizes[path]
-            / size
-            * (pair.size / sizes[ALL] if pair and sizes.get(ALL) else 1.0)
-        )
-
-    def _is_small(self, path: str) -> bool:
-        return (
-            path != ALL and self._pairs[path].first < _SMALL**2 * self._pairs[ALL].first
-        )
-
-    def has_length(self, path: str) -> bool:
-        pair, exact = self._pairs[path], self._exact.get(path)
-        by = self._by(path, pair.size)
-        if not self._moved.by and exact:
-            by = exact.error()
-        if by > MOST_ROUNDING:
-            if self._is_small(path):
-                return pair.ratio <= _MOST_NOISE
-            return 1 / _LENGTHS <= pair.ratio <= _LENGTHS
-        longer = self._moved.longer.get(path, 0.0) * self._shrunk(path, pair.size)
-        allowed = max(_LONGER, _multiple(pair.elements) * longer)
-        least = most = 1.0
-        if exact and exact.ratio:  # from the length in float64 to that of eager
-            least, most = min(1.0, 1 / exact.ratio), max(1.0, 1 / exact.ratio)
-        least = min(least - allowed, 1 / math.sqrt(1 + by * by))
-        return least <= pair.ratio <= most + allowed
-
-
-def _multiple(elements: float) -> float:
-    return _MULTIPLE if elements > _FEW else _MULTIPLE_OF_FEW
-
-
-def _blank(x: Any) -> Any:
-    return torch.zeros_like(x) if isinstance(x, torch.Tensor) else None
-
-
-def _tolerance(path: str, want: Any, asked: float | None) -> float:
-    """The relative tolerance of one leaf without eager's self-noise."""
-    dtype = _as_real(want).dtype if isinstance(want, torch.Tensor) else torch.float32
-    usual = _TOLERANCE.get(dtype, _FLOAT32)
-    if asked is None:
-        return usual
-    return asked if path.startswith("['outputs']") else max(usual, asked)
-
-
-def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | None:
-    """Compare everything that rounding cannot explain: all but the values of floating tensors."""
-    if not isinstance(want, torch.Tensor):
-        if type(want) is not type(got):
-            return (
-                f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
-            )
-        return (
-            None
-            if _is_same(want, got, tolerance)
-            else f"{path} is {got!r} instead of {want!r}"
-        )
-    if not isinstance(got, torch.Tensor):
-        return f"{path} is a {type(got).__name__} instead of a tensor"
-    for name in ("shape", "dtype", "device"):
-        if (seen := getattr(got, name)) != (right := getattr(want, name)):
-            return f"{path} has {name} {seen} instead of {right}".replace(
-                "torch.Size", ""
-            )
-    if not _is_real(want):
-        others = int((want != got).sum())
-        return f"{path} differs in {others} elements" if others else None
-    return None
-
-
-def _other_nans(path: str, want: torch.Tensor, got: torch.Tensor) -> str | None:
-    strange = int((_as_real(want).isnan() != _as_real(got).isnan()).sum())
-    what = f"{path} has NaN where eager has none, or the reverse, in {strange} elements"
-    return what if strange else None
-
-
-def _is_same(want: Any, got: Any, tolerance: float) -> bool:
-    if isinstance(want, float):  # from ``.item()``, with the rounding of its tensor
-        return math.isclose(want, got, rel_tol=tolerance) or (
-            want != want and got != got
-        )
-    return want is got or bool(want == got)
-
-
-def _compare_values(
-    path: str,
-    want: torch.Tensor,
-    got: torch.Tensor,
-    tolerance: float,
-    floor: float,
-    pair: _Pair | None,
-) -> str | None:
-    if pair:
-        if pair.size < floor:  # noise: only its size is bounded
-            tolerance = 1.0
-        is_close = pair.error(floor) <= tolerance
-    else:
-        want, got = _as_real(want), _as_real(got)
-        # The absolute tolerance is relative to the values' size: with a fixed one, zeros would
-        # pass for small outputs.
-        least = max(floor, tolerance * _size(want, _largest_ordinary(want)))
-        is_close = all(
-            bool(torch.isclose(a, b, rtol=tolerance, atol=least, equal_nan=True).all())
-            for a, b in zip(pieces(got), pieces(want), strict=True)
-        )
-    if is_close:
-        return None
-    error = pair.error(floor) if pair else _error(want, got, floor)
-    return f"{path} is off by {error:.2g} (relative RMS; tolerance {tolerance:.0e})"
-
-
-def _as_good_as_eager(
-    path: str, want: torch.Tensor, got: torch.Tensor, golden: Any, slack: float
-) -> bool:
-    """Compare both with a float64 run, by the rule of ``torch._dynamo.utils.same``."""
-    if not _is_real(golden) or golden.shape != want.shape:
-        return False
-    if want.is_complex() != golden.is_complex():
-        return False
-    is_float32 = want.dtype in (torch.float32, torch.complex64)
-    want, got, golden = (_as_real(x) for x in (want, got, golden))
-    # float64 does not overflow where eager does; compiled must overflow like eager.
-    strange = ~want.isfinite()
-    if bool(((want != got) & strange & ~want.isnan()).any()):
-        return False
-    if bool(strange.any()):
-        want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
-    is_gradient = path.startswith(_GRADIENTS)
-    error_of = _whole_error if is_gradient else _error
-    eagers_error, error = error_of(golden, want), error_of(golden, got)
-    if eagers_error > ELSEWHERE and not is_gradient:
-        return False
-    multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0
-    return error <= multiple * eagers_error + slack
-
-
-def _whole_error(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    path = _GRADIENTS[0]
-    return _pairs_of([(path, expected)], [(path, actual)])[ALL].error()

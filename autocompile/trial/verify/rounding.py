@@ -1,8 +1,8 @@
-"""Modes in which eager rounds less (float64 throughout), or otherwise at random."""
+"""A mode in which eager rounds otherwise at random: the yardstick of what is rounding."""
 
 from __future__ import annotations
 
-import contextlib
+import random
 from functools import partial
 from typing import Any
 
@@ -10,20 +10,28 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
-_BIASES = {
-    "addmm": 0,
-    "baddbmm": 0,
-    "convolution": 2,
-}  # arguments that are added in float32
+# The arguments of products that tensor cores round to TF32. What is added to a product, and what
+# a backward pass keeps of a softmax, stays in float32.
+_OPERANDS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "convolution": (0, 1),
+    "convolution_backward": (0, 1, 2),
+    "_scaled_dot_product_efficient_attention": (0, 1, 2),
+    "_scaled_dot_product_efficient_attention_backward": (0, 1, 2, 3),
+    "_cudnn_rnn": (0, 1, 4),
+}
 _SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
 # Operations that choose, move or make numbers and round none, without underscores at the ends.
-_EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
-    copysign cummax cummin embedding fill flip floor full_like gather heaviside hardtanh index
+_EXACT_NAMES = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd
+    copy copysign cummax cummin embedding fill flip floor full_like gather heaviside hardtanh index
     index_put index_select masked_fill masked_scatter masked_select max maximum median min minimum
     mode nan_to_num neg nextafter relu repeat roll round scatter select_backward select_scatter sgn
     sign slice_backward slice_scatter sort stack take threshold threshold_backward topk tril triu
     trunc unsafe_view where """
+_EXACT = frozenset(_EXACT_NAMES.split())
 _MAKES = (
     "new_",
     "rand",
@@ -34,33 +42,12 @@ _MAKES = (
     "exponential",
     "max_pool",
 )
+_SHARE = 1 / 22  # of the results that move, by an epsilon: the variance of rounding
 _LEAST = 16  # numbers that move
 _SENTINEL = 1e8  # such large numbers stand for infinity, as in masks
-
-
-class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside the context, a cast to any floating type returns float64.
-
-    Some code casts by design (Muon orthogonalizes in bfloat16, a norm computes in float32). On
-    double inputs it would still round like eager, and could not serve as a float64 reference.
-    """
-
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        dtype = kwargs.get("dtype")
-        if (
-            function is torch.ops.aten._to_copy.default
-            and dtype
-            and dtype.is_floating_point
-        ):
-            kwargs["dtype"] = torch.float64
-        return function(*args, **kwargs)
+# Random numbers that are drawn once: on a CPU, those of each operation would take longer than the
+# operation. A prime, so that the rows of a tensor do not all move at the same places.
+_DRAWN = 1_048_573
 
 
 class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,10 +59,7 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     1, -1 and infinities) stay. Of a product in TF32 the operands move, which it rounds: a rounded
     weight moves all that it makes, in one direction. cuBLAS adds up parts of a short product in
     float32, which compiled code may do or not. Source: D. S. Parker, Monte Carlo Arithmetic, 1997.
-    What is not covered: how sums round inside, and attention kernels in TF32.
-
-    Attributes:
-        epsilon: the largest of the products of matrices; 0 where none was seen.
+    What is not covered: how sums round inside.
     """
 
     supports_higher_order_operators = (
@@ -84,8 +68,10 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
-        self.epsilon = 0.0
+        self._places = random.Random(seed)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.rand(_DRAWN, generator=generator)
+        self._drawn = {torch.device("cpu"): drawn}
         self._short: dict[str, Any] = {}
 
     def __enter__(self) -> Any:
@@ -111,16 +97,14 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inexact = [x for x in pytree.arg_tree_leaves(*args) if _is_inexact(x)]
         if not inexact or not _rounds(function):
             return function(*args, **(kwargs or {}))
-        if (name := function.overloadpacket.__name__) in _PRODUCTS:
-            coarse = _of_tensor_cores(inexact[0], name)
-            self.epsilon = max(self.epsilon, coarse, torch.finfo(inexact[0].dtype).eps)
-            if coarse:
-                args = tuple(
-                    arg
-                    if n == _BIASES.get(name)
-                    else pytree.tree_map(partial(self._moved, epsilon=coarse), arg)
-                    for n, arg in enumerate(args)
-                )
+        name = function.overloadpacket.__name__
+        operands = _OPERANDS.get(name, ())
+        if operands and (coarse := _of_tensor_cores(inexact[0], name)):
+            move = partial(self._moved, epsilon=coarse)
+            args = tuple(
+                pytree.tree_map(move, arg) if n in operands else arg
+                for n, arg in enumerate(args)
+            )
         result = function(*args, **(kwargs or {}))
         if not function._schema.is_mutable:
             return pytree.tree_map(self._moved, result)
@@ -132,21 +116,23 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _is_inexact(x):
             return x
         epsilon = epsilon or torch.finfo(x.dtype).eps
-        if x.device not in self._generators:
-            self._generators[x.device] = torch.Generator(x.device).manual_seed(
-                self._seed
-            )
-        uniform = torch.rand(
-            x.shape,
-            device=x.device,
-            dtype=torch.float32,
-            generator=self._generators[x.device],
-        )
-        share = min(1.0, max(1 / 22, _LEAST / max(1, x.numel())))
+        share = min(1.0, max(_SHARE, _LEAST / max(1, x.numel())))
+        uniform = self._uniform(x)
         by = (uniform < share).to(x.dtype).mul_(epsilon).mul_(x)
         by = by.where(uniform < share / 2, -by)
         size = x.abs()
         return x + by.masked_fill_((size == 1) | (size > _SENTINEL), 0.0)
+
+    def _uniform(self, x: torch.Tensor) -> torch.Tensor:
+        """Random numbers between 0 and 1 for each element, from another place of those drawn."""
+        if x.device not in self._drawn:
+            self._drawn[x.device] = self._drawn[torch.device("cpu")].to(x.device)
+        drawn, begin = self._drawn[x.device], self._places.randrange(_DRAWN)
+        found, missing = [drawn[begin : begin + x.numel()]], x.numel() - _DRAWN + begin
+        while missing > 0:
+            found.append(drawn[:missing])
+            missing -= _DRAWN
+        return (found[0] if len(found) == 1 else torch.cat(found)).view(x.shape)
 
 
 def _rounds(function: Any) -> bool:
@@ -155,7 +141,7 @@ def _rounds(function: Any) -> bool:
     if schema is None:  # of higher order
         return False
     base = function.overloadpacket.__name__.strip("_")
-    if f" {base} " in _EXACT or base.startswith(_MAKES):
+    if base in _EXACT or base.startswith(_MAKES):
         return False
     if schema.is_mutable:
         return torch.Tag.pointwise in function.tags
@@ -172,10 +158,15 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _of_tensor_cores(x: torch.Tensor, name: str) -> float:
-    """Epsilon of TF32 if it makes products in float32, which torch says since 2.9; else 0."""
-    with contextlib.suppress(AttributeError):
-        cudnn: Any = torch.backends.cudnn
-        backend = cudnn.conv if "conv" in name else torch.backends.cuda.matmul
-        if x.is_cuda and x.dtype is torch.float32 and backend.fp32_precision == "tf32":
-            return 2.0**-10
-    return 0.0
+    """Epsilon of TF32 if products in float32 are made in it; else 0."""
+    if not x.is_cuda or x.dtype is not torch.float32:
+        return 0.0
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        of_cudnn = cudnn.rnn if "rnn" in name else cudnn.conv
+        backend = of_cudnn if "conv" in name or "rnn" in name else matmul
+        is_short = backend.fp32_precision == "tf32"
+    except AttributeError:  # before torch 2.9
+        is_short = (cudnn if "conv" in name or "rnn" in name else matmul).allow_tf32
+    return 2.0**-10 if is_short else 0.0

@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import importlib
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
@@ -46,24 +43,24 @@ from autocompile.trial.model.sides import (
 )
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.verify.compare import (
-    ALL,
-    ELSEWHERE,
-    MOST_ROUNDING,
+    TRIES,
     Movement,
     compare,
     differences,
     largest,
-    lengths,
     mismatch_scale,
-    sizes,
 )
-from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
+from autocompile.trial.verify.optimizer import (
+    Gradients,
+    gradients_of,
+    step_problem,
+    step_with,
+)
 from autocompile.trial.verify.outputs import (
     LastResults,
     View,
     copies,
     copy_view,
-    flatten,
     has_nan,
     has_number,
     has_tensor,
@@ -71,7 +68,7 @@ from autocompile.trial.verify.outputs import (
     refusal,
     without,
 )
-from autocompile.trial.verify.rounding import RoundOtherwise, WideCasts
+from autocompile.trial.verify.rounding import RoundOtherwise
 
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 # Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
@@ -80,7 +77,8 @@ _SEEDS, _MOST_S = (
     20,
     10.0,
 )  # few draws, as of stochastic depth, may be the same for some
-_ROUNDINGS = 4  # for what rounding moves
+# Of the length of all gradients: where rounding moves them by more, only their lengths say much.
+_MOST_ROUNDING = 0.5
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = (
     "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
@@ -91,8 +89,6 @@ _FEW_KINDS = (
     3  # of calls of a workload that are compared many times; each kind is twice
 )
 _MOST_KINDS = 12  # of calls of a workload that are compared in training
-
-_Reference = Callable[[], View | None] | None
 
 
 class Verifier:
@@ -129,7 +125,6 @@ class Verifier:
     ) -> None:
         self._target, self._phase, self._seed = target, phase, seed
         self._pass = batches[0]
-        self._why_no_reference = ""
         self._steps = phase_of(phase).steps
         self._batches = self._compared(*batches)
         self._notes, self.tolerance = notes, tolerance
@@ -153,12 +148,11 @@ class Verifier:
                     problem,
                     "check(expected, actual) gets the outputs of the same call",
                 )
-        self.steps = StepCheck()
+        self._given: list[Gradients] = []  # of the first steps of a side, on the CPU
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
-        self._movement: Movement | None = None
-        has_changes = any(name in self.expected for name in _CHANGES)
-        self._has_gradients = phase_of(phase).has_backward and has_changes
+        self._movements: dict[int, Movement] = {}  # by call
+        self._is_rounding_known = True
         self._repeatable: View = {}  # what a side with its own draws gives for one seed
         self._is_random = self._depends_on_seed()
         notes += self._about_eager()
@@ -190,14 +184,14 @@ class Verifier:
         Not where it accumulates over calls, steps twice, clears them or changes its learning rate,
         and not where an optimizer does not step in each call.
         """
-        side, fresh, check = self.another_side(), self.another_side(), StepCheck()
+        side, fresh = self.another_side(), self.another_side()
         steps = _steps_of(side)
         for index in range(2):
             self.seeded_call(side, index)
             if steps != [index + 1] * len(steps):
                 return False
             try:
-                if check.problem(fresh, side):
+                if step_problem(fresh, side):
                     return False
             except TypeError:  # step() wants a closure
                 return False
@@ -248,30 +242,6 @@ class Verifier:
             self._target, self._phase, self._batches[0], config, model, whole
         )
 
-    @contextlib.contextmanager
-    def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
-        """Context with a side of a model in float64; parameters that it shares are widened."""
-        target = dataclasses.replace(
-            self._target, model=model, inference_model=None, training_model=None
-        )
-        wide = target.fresh_model(self._phase, shares_parameters=True)
-        of_the_copy = {id(p) for p in wide.parameters()}
-        shared = [(p, p.data) for p in model.parameters() if id(p) in of_the_copy]
-        usual = torch.get_default_dtype()
-        try:
-            torch.set_default_dtype(torch.float64)  # of what a user's own step makes
-            side = make_side(target, self._phase, None, model=wide.double())
-            torch.set_default_dtype(usual)
-            with WideCasts():  # type: ignore[no-untyped-call]
-                yield side
-        finally:
-            torch.set_default_dtype(usual)
-            for (
-                p,
-                data,
-            ) in shared:  # the same memory: to convert back could fail, and moves it
-                p.data = data
-
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
         # A copy, since a model may change its inputs in place.
@@ -300,34 +270,6 @@ class Verifier:
             view = side.view(output)
             last = LastResults(view)
             yield index, view, lost
-
-    def _in_float64(
-        self, model: torch.nn.Module, calls: Iterable[int], kept: Side | None = None
-    ) -> View | None:
-        """Eager's view of the last of these calls in float64, which tells rounding from errors.
-
-        It starts from the weights of ``model``, or from what a side has ``kept``. None if the
-        model cannot run in float64, which is kept as ``_why_no_reference``.
-        """
-        try:
-            with self._side_in_float64(model) as side:
-                if kept is None and phase_of(self._phase).is_own:
-                    kept = (
-                        self.another_side()
-                    )  # with the numbers that get_step() draws in float32
-                    kept.keep()
-                if kept:
-                    side.adopt(kept)
-                view: View = {}
-                for call in calls:
-                    inputs = copy_inputs(self._batches[call % len(self._batches)])
-                    view = side.view(
-                        self._run(side, pytree.tree_map(_double, inputs), call)
-                    )
-                return copy_view(view)
-        except Exception as error:
-            self._why_no_reference = first_words(error)
-            return None
 
     def draws_otherwise(self, side: Side) -> bool:
         """Whether a side's values depend on random numbers that differ from eager's."""
@@ -368,7 +310,8 @@ class Verifier:
         """Check that a side with its own draws repeats its results with the same seed."""
         self._repeatable = self._repeatable or self.from_kept_state(compiled)
         got = self.from_kept_state(compiled)
-        if problem := compare(self._repeatable, got, noise=self.accepted):
+        moved = lambda tries: None  # noqa: E731  # as far as eager differs from itself
+        if problem := compare(self._repeatable, got, noise=self.accepted, moved=moved):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
@@ -382,10 +325,8 @@ class Verifier:
             self._demand_unchanged(lost, compiled, f"call {index + 1}")
             if self.draws_otherwise(compiled):
                 continue
-            initial = self._target.model_of(self._phase)
-            reference = partial(self._in_float64, initial, range(index + 1))
             want = self._expected[index]
-            self.demand(got, want, f"call {index + 1}", self._noise, reference)
+            self.demand(got, want, f"call {index + 1}", self._noise, index)
             self._drift = largest(self._drift, differences(want, got))
 
     def _first_steps(self, compiled: Side, first_output: Any) -> None:
@@ -393,9 +334,7 @@ class Verifier:
         draws_otherwise = self.draws_otherwise(compiled)
         first = compiled.view(first_output)
         if not draws_otherwise:
-            initial = self._target.model_of(self._phase)
-            reference = partial(self._in_float64, initial, range(1))
-            self.demand(first, self.expected, "call 1", self._noise, reference)
+            self.demand(first, self.expected, "call 1", self._noise, 0)
             self._drift = differences(self.expected, first)
         last = LastResults(first)
         del first
@@ -406,12 +345,19 @@ class Verifier:
                 set_to_none=True
             )  # each of its steps makes its own
         fresh = self.another_side(self._precision)
-        self._demand_step(fresh, compiled, "call 1", self._exact_steps)
+        self._given = []
+        self._demand_step(fresh, compiled, "call 1", self._after_given)
+        self._given.append(
+            {
+                n: None if g is None else g.cpu()
+                for n, g in gradients_of(compiled).items()
+            }
+        )
         self.seeded_call(compiled, 1)
         self._demand_unchanged(last.overwritten(), compiled, "call 2")
-        self._demand_step(fresh, compiled, "call 2", self._exact_steps)
+        self._demand_step(fresh, compiled, "call 2", self._after_given)
         del fresh
-        self.steps.given.clear()
+        self._given = []
         last_index = max(2, len(self._batches) - 1)
         for index in () if draws_otherwise else range(1, last_index + 1):
             when = f"call {index + 2}"
@@ -426,7 +372,7 @@ class Verifier:
         want = self._eagers(index)
         compiled.begin_anew(self.eager)
         got = compiled.view(self.seeded_call(compiled, index))
-        self.demand(got, want, when, noise, partial(self._from_eager_in_float64, index))
+        self.demand(got, want, when, noise, index)
         return want, got
 
     def _demand_step(
@@ -434,23 +380,56 @@ class Verifier:
         reference: Side,
         compiled: Side,
         when: str,
-        exact: Callable[[Sequence[Gradients]], Side | None] | None = None,
+        again: Callable[[], Side],
     ) -> None:
-        """Check what the optimizer made of its gradients, where these are known."""
+        """Check what the optimizer made of its gradients, where these are known.
+
+        ``again`` gives an eager side in the state before the step.
+        """
         if not self.compares_updates:
-            self._demand(self.steps.problem(reference, compiled, exact), when)
+            self._demand(self.step_problem(reference, compiled, again), when)
+
+    def step_problem(
+        self, reference: Side, compiled: Side, again: Callable[[], Side]
+    ) -> str | None:
+        def tries(gradients: Gradients) -> Iterator[Side]:
+            for number in range(TRIES[-1]):
+                try:
+                    side = again()
+                    with RoundOtherwise(self._seed + number):
+                        step_with(side, gradients)
+                except Exception as error:
+                    self._note_unknown(error)
+                    return
+                yield side
+
+        return step_problem(reference, compiled, tries)
+
+    def _after_given(self) -> Side:
+        """A side that has made the first steps with the gradients that a compiled side had."""
+        side = self.another_side(self._precision)
+        for gradients in self._given:
+            step_with(side, gradients)
+        return side
+
+    def kept(self) -> Side:
+        """The eager side in its kept state."""
+        self.eager.begin_anew(self.eager)
+        return self.eager
 
     def _demand(self, problem: str | None, when: str) -> None:
-        """Raise if there is a problem; say where no float64 run could tell it from rounding."""
-        why, self._why_no_reference = self._why_no_reference, ""
         if problem:
-            when += f"; no float64 run tells rounding: {why}" * bool(why)
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+    def _note_unknown(self, error: Exception) -> None:
+        """Say once that nothing tells rounding from errors, and why."""
+        self._is_rounding_known = False
         note = (
-            f"no float64 run tells rounding here ({why}), so errors of up to ten times the "
-            "tolerance (5 % of a gradient) are taken for it"
+            "how far rounding moves the results is not known, since eager cannot be rounded "
+            f"otherwise here ({first_words(error)}), so errors of up to ten times the tolerance "
+            "(5 % of a gradient) are taken for it"
         )
-        if why and note not in self._notes:
+        if note not in self._notes:
             self._notes.append(note)
 
     def last_call(self, compiled: Side) -> None:
@@ -464,8 +443,7 @@ class Verifier:
             noise = self.accepted if self._steps else self._noise
             _, got = self._from_eagers_state(compiled, 1, when, noise)
         if self._steps:
-            self.eager.begin_anew(self.eager)
-            self._demand_step(self.eager, compiled, when)
+            self._demand_step(self.kept(), compiled, when, self.kept)
             self.eager.begin_anew(self.eager)
         last = LastResults(got)
         self.seeded_call(compiled, 0)
@@ -479,7 +457,8 @@ class Verifier:
 
     def at_another_size(self, compiled: Side, inputs: Any) -> str:
         """Compare a call with inputs of another size; returns why eager cannot take them."""
-        batches = self._batches
+        batches, movements = self._batches, self._movements
+        self._movements = {}
         # A step is compared call by call, a forward pass with the results of several calls.
         self._batches = (Calls((inputs,)) if isinstance(batches[0], Calls) else inputs,)
         try:
@@ -492,7 +471,7 @@ class Verifier:
                 when = "at a size between those of the calls"
                 self._from_eagers_state(compiled, 0, when, self._noise)
         finally:
-            self._batches = batches
+            self._batches, self._movements = batches, movements
             self.eager.begin_anew(self.eager)
         return ""
 
@@ -582,7 +561,6 @@ class Verifier:
 
     def for_another(self) -> Verifier:
         made = copy.copy(self)
-        made.steps = StepCheck()
         return made
 
     def share_kept(self, compiled: Side) -> None:
@@ -632,16 +610,6 @@ class Verifier:
             yield self.from_kept_state(self.eager, index), self._eagers(index)
         self.eager.begin_anew(self.eager)
 
-    def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
-        try:
-            with self._side_in_float64(self._target.model_of(self._phase)) as side:
-                for gradients in given:
-                    step_with(side, gradients)
-            return side
-        except Exception as error:
-            self._why_no_reference = first_words(error)
-            return None
-
     def _observe(self, side: Side) -> list[View]:
         views: list[View] = []
         for _, view, lost in self._first_views(side, self.seeded_call(side, 0)):
@@ -678,101 +646,75 @@ class Verifier:
         want: View,
         when: str,
         noise: Mapping[str, float],
-        reference: _Reference = None,
+        index: int | None = None,
         restless: Collection[str] = (),
     ) -> None:
-        if reference is not None:
-            reference = partial(self._of_the_same, want, reference)
+        """Compare a view with eager's of the call ``index``; without one nothing is rounding."""
         problem = self._refusal(want, got) or compare(
             want,
             got,
             noise=noise,
-            moved=self._moved,
-            reference=reference,
+            moved=self._moving(index),
             tolerance=self.tolerance,
             skip=("outputs",) if self.check else (),
             restless=restless,
         )
         self._demand(problem, when)
 
-    def _of_the_same(
-        self, want: View, reference: Callable[[], View | None]
-    ) -> View | None:
-        exact = reference()
-        if not exact:
-            return None
-        shapes = (
-            [getattr(x, "shape", None) for _, x in flatten(view).leaves]
-            for view in (want, exact)
-        )
-        if len(set(map(str, shapes))) > 1:
-            self._why_no_reference = "it returns something else there"
-            return None
-        apart = differences(want, exact).get(ALL, 0.0)
-        by_rounding = (
-            0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
-        )
-        if apart > max(ELSEWHERE, by_rounding):
-            self._why_no_reference = (
-                "it draws other random numbers or computes something else"
-            )
-        return None if self._why_no_reference else exact
+    def _moving(self, index: int | None) -> Callable[[int], Movement | None]:
+        if index is None:
+            return lambda tries: Movement()
+        return partial(self._moved, index)
 
-    def _moved(self) -> Movement:
-        """How far eager's results move where its operations are rounded otherwise.
+    def _moved(self, index: int, tries: int) -> Movement | None:
+        """How far eager's results of a call move where its operations are rounded otherwise.
 
-        The most of some tries, since one number may be the same by chance; nothing without a
-        backward pass, or if it fails.
+        Where no random numbers are drawn, calls with the same inputs are the same call. None if it
+        fails.
         """
-        if self._movement is None and self._has_gradients:
-            self._movement = Movement()
-            try:
-                self._movement = self._moved_most()
-            except Exception as error:
-                self._notes.append(
-                    "how far rounding moves the gradients is not known, since eager cannot be "
-                    f"rounded otherwise here: {first_words(error)}"
-                )
-            self.eager.begin_anew(self.eager)
-            if (share := self._movement.by.get(ALL, 0.0)) > MOST_ROUNDING:
-                self._notes.append(
-                    f"rounding alone moves the gradients by {share:.0%} of themselves in eager's "
-                    "precision, so of most only the lengths can be compared"
-                )
-        return self._movement or Movement()
+        number = index if self._is_random else index % len(self._batches)
+        movement = self._movements.setdefault(number, Movement())
+        try:
+            if self._is_rounding_known and movement.tries < tries:
+                self._try(number, tries, movement)
+        except Exception as error:
+            self._note_unknown(error)
+        self.eager.begin_anew(self.eager)
+        if not self._is_rounding_known:
+            return None
+        if (share := movement.of_gradients) > _MOST_ROUNDING:
+            note = (
+                f"rounding alone moves the gradients by {share:.0%} of themselves in eager's "
+                "precision, so of most only the lengths can be compared"
+            )
+            if not any("of most only the lengths" in each for each in self._notes):
+                self._notes.append(note)
+        return movement
 
-    def _moved_most(self) -> Movement:
-        want = copy_view(self._eagers(1))
-        by, longer, epsilon = dict[str, float](), dict[str, float](), 0.0
-        for number in range(_ROUNDINGS):
+    def _try(self, index: int, tries: int, movement: Movement) -> None:
+        want = copy_view(self._eagers(index))
+        for number in range(movement.tries, tries):
             self.eager.begin_anew(self.eager)
             # What the user has compiled would be compiled again under the mode, and skipped later.
             stance = torch.compiler.set_stance("force_eager")
-            with stance, RoundOtherwise(self._seed + number) as rounding:
-                output = self.seeded_call(self.eager, 1)
-            got = self.eager.view(output)
-            by = largest(by, differences(want, got))
-            longer = largest(longer, lengths(want, got))
-            epsilon = rounding.epsilon or torch.finfo(torch.float32).eps
-        return Movement(by, longer, epsilon, sizes(want))
+            with stance, RoundOtherwise(self._seed + number):
+                output = self.seeded_call(self.eager, index)
+            movement.add(want, self.eager.view(output))
 
     def _demand_live(
         self, got: View, want: View, old: View, what: str, draws_otherwise: bool = False
     ) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
-        reference = None if draws_otherwise else self._from_eager_in_float64
-        restless = self._restless()
+        index = None if draws_otherwise else 0
+        moved, restless = self._moving(index), self._restless()
         if (
-            compare(
-                want, got, noise=self._noise, reference=reference, restless=restless
-            )
+            compare(want, got, noise=self._noise, moved=moved, restless=restless)
             is None
         ):
-            self._demand(None, what)
             return
         if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
-        self.demand(got, want, f"after {what}", self._noise, reference, restless)
+        self.demand(got, want, f"after {what}", self._noise, index, restless)
 
     def _demand_unchanged(self, lost: list[str], compiled: Side, by: str) -> None:
         """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
@@ -782,11 +724,6 @@ class Verifier:
             raise Failed(Outcome.WRONG_OUTPUT, what)
         if paths and _OVERWRITES not in self._notes:
             self._notes.append(_OVERWRITES)
-
-    def _from_eager_in_float64(self, index: int = 0) -> View | None:
-        """A call in float64 from eager's current weights and kept state."""
-        self.eager.begin_anew(self.eager)
-        return self._in_float64(self.eager.model, (index,), self.eager)
 
 
 def _steps_of(side: Side) -> list[int]:
@@ -856,7 +793,3 @@ def _drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
     config: Any = importlib.import_module("torch._inductor.config")
     context: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
     return context
-
-
-def _double(x: Any) -> Any:
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

@@ -1,0 +1,162 @@
+"""How far two tensors are apart: as a whole, and in each slice along each axis.
+
+A mean over a whole tensor hides one wrong row of two thousand. So each index of each axis is a
+slice of its own: a sample, a position, a class, a channel, a row of an embedding.
+
+Elements that are far larger than most, such as logits masked by -1e9, would make all others look
+like rounding. They count as if they were ``_HUGE`` medians large, with their relative error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+_PIECE = (
+    2**20
+)  # elements that are widened to float64 at once; 16 times as many on a GPU
+_SAMPLE = 4096  # elements that the median is taken of
+_HUGE = 10.0  # in a normal distribution, one in 10^10 elements is as large
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far two tensors are apart, as vectors on the device of the first.
+
+    Entry 0 is the whole tensor; the slices along its first axis follow, then those along the second
+    and so on. Axes of one element have none.
+
+    Attributes:
+        error: root mean square of the difference; infinite where one alone is infinite or NaN.
+        size: root mean square of the first tensor.
+        squares: sums of the squares of the difference, of the first and of the second tensor.
+    """
+
+    error: torch.Tensor
+    size: torch.Tensor
+    squares: torch.Tensor
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """What an error of a slice is relative to: its own size, or that of the whole."""
+        return torch.maximum(self.size, self.size[:1])
+
+
+def apart(want: torch.Tensor, got: torch.Tensor) -> Apart:
+    """How far ``got`` is from ``want``, which has the same shape; both may be complex.
+
+    Nothing waits for the device: where others use a GPU too, each wait takes milliseconds.
+    """
+    want, got = as_real(want).squeeze(), as_real(got).squeeze().to(want.device)
+    unit = _huge_from(want)
+    totals = torch.zeros(
+        2, 1 + sum(want.shape), dtype=torch.float64, device=want.device
+    )
+    squares = torch.zeros(3, dtype=torch.float64, device=want.device)
+    for where in _pieces(want):
+        first, second = want[where].double(), got[where].double()
+        errors = _difference(first, second)
+        first, second = _finite(first), _finite(second)
+        squares += torch.stack([x.square().sum() for x in (errors, first, second)])
+        # In units of the largest usual element, whose squares neither over- nor underflow.
+        first = first / unit
+        weight = first.abs().clamp(min=1.0)
+        _add(totals[0], (errors / unit / weight).square(), where, want.shape)
+        _add(totals[1], (first / weight).square(), where, want.shape)
+    counts = torch.tensor(_counts(want), dtype=torch.float64, device=want.device)
+    error, size = (totals / counts).sqrt() * unit
+    return Apart(error, size, squares)
+
+
+def names_of(x: torch.Tensor) -> Iterator[str]:
+    """The slices of :func:`apart` in words: an empty text, then ``[2] of axis 0``."""
+    yield ""
+    axes = [(axis, n) for axis, n in enumerate(as_real(x).shape) if n != 1]
+    for axis, n in axes:
+        yield from (f"[{index}] of axis {axis}" for index in range(n))
+
+
+def chances(x: torch.Tensor) -> torch.Tensor:
+    """How much the worst of the slices along an axis exceeds a usual one by chance.
+
+    Of ``n`` sums of ``d`` squares that are distributed alike, the largest root mean square is about
+    ``1 + sqrt(2 ln(n) / d)`` times the usual one.
+    """
+    x = as_real(x).squeeze()
+    found = [1.0]
+    for n in filter(None, x.shape):
+        found += [1 + math.sqrt(2 * math.log(n) * n / max(1, x.numel()))] * n
+    return torch.tensor(found, dtype=torch.float64, device=x.device)
+
+
+def as_real(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor without its graph; a complex one has a last axis of two more."""
+    x = x.detach()  # a model may return a parameter
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return x.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _difference(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """0 where both are the same infinity or NaN; else infinite where one is not finite."""
+    same = (want == got) | (want.isnan() & got.isnan())
+    difference = (want - got).masked_fill(same, 0.0)
+    return difference.nan_to_num(math.inf, math.inf, math.inf)
+
+
+def _huge_from(x: torch.Tensor) -> torch.Tensor:
+    """The size from which an element counts as huge, in float64: never 0."""
+    flat = x.reshape(-1)
+    sample = _finite(flat[:: max(1, flat.numel() // _SAMPLE)].double()).abs()
+    if not sample.numel():
+        return torch.ones((), dtype=torch.float64, device=x.device)
+    # Of those that are not 0: most of an embedding's gradient is.
+    median = sample.masked_fill(sample == 0, math.nan).nanmedian()
+    return (_HUGE * median).nan_to_num(1.0)
+
+
+def _pieces(x: torch.Tensor) -> Iterator[tuple[slice, ...]]:
+    """Parts of a tensor that are small enough to be widened, as indices of its first two axes."""
+    most = _PIECE * (16 if x.is_cuda else 1)
+    steps = []
+    inner = x.numel()
+    for n in x.shape[:2]:
+        inner //= max(1, n)
+        steps.append((n, max(1, min(n, most // max(1, inner)))))
+    starts = [range(0, n, step) for n, step in steps]
+    for corner in itertools.product(*starts):
+        yield tuple(
+            slice(start, min(start + step, n))
+            for start, (n, step) in zip(corner, steps, strict=True)
+        )
+
+
+def _add(
+    total: torch.Tensor,
+    values: torch.Tensor,
+    where: tuple[slice, ...],
+    shape: torch.Size,
+) -> None:
+    """Add the values of a piece to the sums of the whole and of its slices."""
+    total[0] += values.sum()
+    begin = 1
+    for axis, n in enumerate(shape):
+        others = [other for other in range(len(shape)) if other != axis]
+        sums = values.sum(others) if others else values
+        place = where[axis] if axis < len(where) else slice(0, n)
+        total[begin + place.start : begin + place.stop] += sums
+        begin += n
+
+
+def _counts(x: torch.Tensor) -> list[float]:
+    """How many elements the whole and each slice has."""
+    every = [float(x.numel())]
+    for n in filter(None, x.shape):
+        every += [x.numel() / n] * n
+    return [max(1.0, count) for count in every]
