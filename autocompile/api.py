@@ -271,7 +271,7 @@ def tune(
         race = Race(study, plan.limits, sizes)
         # From here on Ctrl-C ends what runs, and never what is written about it.
         stack.enter_context(interrupts)
-        with contextlib.suppress(KeyboardInterrupt):  # a second one
+        try:
             has_more = True
             while has_more and not interrupts.seen:  # as long as something is done
                 before = len(study.records)
@@ -280,9 +280,12 @@ def tune(
                 has_more = len(study.records) > before
             if only is None and not interrupts.seen:
                 race.run_exported(exported_code(run, race.answers()))
+        except KeyboardInterrupt:  # it does not wait for what still runs
+            interrupts.note()
         run["interrupted"] = interrupts.seen
         rest, unseen = ({}, {}) if only else (study.rest(), study.unseen())
-        if not (run["interrupted"] or race.is_open or rest):
+        is_over = rest is not None and not rest and not race.is_open
+        if is_over and not run["interrupted"]:
             factory.drop_cache()  # a resumed run has no need of it
         records, facts = folder.read()
         if facts:

@@ -170,7 +170,7 @@ def _no_time_left(
     total_s = deadlines.total_s or deadlines.spent_s
     return TargetError(
         f"{place} took the whole budget of {total_s:.0f} s before anything was compiled: "
-        f"{what} had not ended after {ending.wall_s:.0f} s",
+        f"{what} had not ended",
         log,
         hint=f"--budget {max(60, 4 * round(total_s))}s, or the log if it never ends",
     )

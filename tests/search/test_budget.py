@@ -131,27 +131,21 @@ def spaces(result: autocompile.Result) -> Any:
 
 
 def test_after_a_moment_in_which_nothing_fits_the_search_goes_on(target: Path) -> None:
-    """Four that run together are expected to hold up what begins; they end all at once."""
+    """Four trials end together after 50 s; until the last of them has, what begins would wait."""
+    modes = ("default", *(f"mode-{n}" for n in range(30)))
 
     def work(request: Mapping[str, Any]) -> Ending:
-        ending = measured(1.0 if is_eager(request) else 1.02)
+        ending = measured(1.0 if is_eager(request) else 0.98)
         steps = {"compile": 4.0, "measure": 6.0}
         return dataclasses.replace(ending, wall_s=10.0, step_s=steps)
 
     clock = Clock()
-    executor = Timed(work, clock, PROBED, slots=4)
-    space = SearchSpace(
-        batch_sizes=(4,),
-        fullgraph=(False,),
-        dynamic=(None, False, True),
-        freezing=(False,),
-    )
-    result = ran(target, executor, 110.0, space=space)
-    assert clock.monotonic() <= 110.0
-    last_s = 110.0 - clock.monotonic()
-    assert last_s < 25.0 or not spaces(result)["untried"], (
-        "time for two more trials was left"
-    )
+    executor = Timed(work, clock, probed(modes={m: m for m in modes}), slots=4)
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+    ran(target, executor, 81.0, space=space)
+    begun = [r for r in executor.requests if not is_raced(r)]
+    assert len(begun) > 2 + 4, "eager, plain torch.compile(), four, and more"
+    assert clock.monotonic() <= 81.0
 
 
 def test_what_races_do_not_take_goes_to_the_search(target: Path) -> None:
