@@ -32,7 +32,7 @@ def told_by(target: str, lies: ModuleType, monkeypatch: pytest.MonkeyPatch) -> A
     monkeypatch.setenv("VERIFICATION_TARGET", target)
     torch.manual_seed(0)
     model, calls = getattr(lies, target)(), [lies.get_inputs() for _ in range(2)]
-    each = lies.LIARS[target]
+    each = lies.LIARS[target.removesuffix("_bfloat16")]
     smallest = [f"{kind}_{lies.SIZES[0]:g}" for kind in each.scans]
     for name in (lies.CONTROL, *each.lies, *smallest):
         torch._dynamo.reset()
@@ -77,11 +77,12 @@ def test_each_lie_changes_what_a_caller_sees(
         assert is_same(want, got) is (name == lies.CONTROL), name
 
 
+@pytest.mark.parametrize("target", ["stepping", "stepping_bfloat16"])
 def test_each_lie_about_an_optimizer_changes_the_parameters(
-    lies: ModuleType, monkeypatch: pytest.MonkeyPatch
+    target: str, lies: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right: list[Any] = []  # the control, which comes first
-    for name, model, _ in told_by("stepping", lies, monkeypatch):
+    for name, model, _ in told_by(target, lies, monkeypatch):
         torch.manual_seed(0)
         for p in model.parameters():
             p.grad = 1e-2 * torch.randn_like(p)

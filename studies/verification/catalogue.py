@@ -135,34 +135,36 @@ HONEST: Mapping[str, Honest] = {
 """By the name of the file."""
 
 
-def honest_spaces(model: Honest, phase: str, device: str) -> list[dict[str, Any]]:
-    """What ``SearchSpace`` is given for each tune of a model in a phase.
+def honest_space(model: Honest, phase: str, device: str) -> dict[str, Any]:
+    """What ``SearchSpace`` is given for a tune of a model in a phase: all of it is tried.
 
-    TF32 exists on a GPU only, and so do CUDA graphs. Each product is small enough to be tried
-    as a whole.
+    TF32 exists on a GPU only, and so do CUDA graphs. What compiles long, a training step, has
+    fewer backends, so that the whole study takes minutes.
     """
     on_gpu = device.startswith("cuda")
+    graphs = ("cudagraphs",) if on_gpu else ()
     asked: dict[str, Any] = {
-        "backends": ("inductor", "aot_eager", *(("cudagraphs",) if on_gpu else ())),
+        "backends": ("inductor", "aot_eager"),
         "modes": ("default", "reduce-overhead") if on_gpu else ("default",),
-        "fullgraph": (False,),
-        "dynamic": (None,),
         "autocast": ("none", "bfloat16"),
         "precision": ("default", "high") if on_gpu else ("default",),
-        "scope": ("model",),
-        "freezing": (False,),
+        "scope": ("model", "step"),
+        "dynamic": (None,),
         "memory_format": ("default",),
+        # Answered by the setting without it, frozen, or about speed only.
+        "fullgraph": (False,),
+        "freezing": (False,),
         "threads": (None,),
         "options": ((),),
     }
     if phase == "forward":
-        asked["dynamic"] = (None, True)
+        asked |= {"backends": ("inductor", "aot_eager", *graphs), "scope": ("model",)}
         if model.has_convolutions:
             asked["memory_format"] = ("default", "channels_last")
+        else:
+            asked["dynamic"] = (None, True)
+    elif phase == "train_step":
+        asked |= {"backends": ("inductor",), "optimizer": ("default", "fused")}
     else:
-        asked["scope"] = ("model", "step")
-    if phase == "train_step":
-        asked["optimizer"] = ("default", "fused")
-    if phase == "step":
         asked["optimizer"] = ("default",)
-    return [asked]
+    return asked

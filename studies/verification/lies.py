@@ -155,14 +155,16 @@ def get_inputs() -> Any:
 
 
 def get_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+    rate, decay = RATES[next(model.parameters()).dtype]
+    return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
 
 
 def get_loss(logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(logits.float(), inputs["labels"])
 
 
-RATE, DECAY = 1e-3, 0.1
+# Learning rate and weight decay. In bfloat16 a step has to be larger, or rounding undoes it.
+RATES = {torch.float32: (1e-3, 0.1), torch.bfloat16: (1e-2, 0.5)}
 
 # The lies -------------------------------------------------------------------------------
 
@@ -368,7 +370,11 @@ def of_step(name: str, change: Callable[[list[Tensor], list[Tensor]], None]) -> 
             before = [x.detach().clone() for x in now]
             result = graph(*args)
             with torch.no_grad():
+                right = [x.clone() for x in now]
                 change(now, before)
+                # A lie that is lost in rounding is none.
+                pairs = zip(now, right, strict=True)
+                some_is(any(not torch.equal(*pair) for pair in pairs))
             return result
 
         return run
@@ -389,7 +395,8 @@ def with_decay(factor: float) -> Callable[[list[Tensor], list[Tensor]], None]:
 
     def change(now: list[Tensor], before: list[Tensor]) -> None:
         for p, old in zip(now, before, strict=True):
-            p.sub_(RATE * DECAY * (factor - 1) * old)
+            rate, decay = RATES[p.dtype]
+            p.sub_(rate * decay * (factor - 1) * old)
 
     return change
 

@@ -156,16 +156,16 @@ def honest(asked: Asked, only: list[str]) -> Iterator[dict[str, Any]]:
     """A row for each compiled setting of each model: the outcome, and what was said."""
     for name, model in catalogue.HONEST.items():
         for phase in model.phases:
-            for space in catalogue.honest_spaces(model, phase, asked.device):
-                if name not in only or time.monotonic() > asked.ends:
-                    continue
-                began = time.monotonic()
-                spec = str(HERE / "targets" / f"{name}.py")
-                for row in tuned(spec, phase, space, asked):
-                    config = row["config"]
-                    if config is None or config["backend"] != "eager":
-                        yield {"model": name, "phase": phase, **row}
-                print(f"  {time.monotonic() - began:.0f} s", flush=True)
+            if name not in only or time.monotonic() > asked.ends:
+                continue
+            began = time.monotonic()
+            space = catalogue.honest_space(model, phase, asked.device)
+            spec = str(HERE / "targets" / f"{name}.py")
+            for row in tuned(spec, phase, space, asked):
+                config = row["config"]
+                if config is None or config["backend"] != "eager":
+                    yield {"model": name, "phase": phase, **row}
+            print(f"  {time.monotonic() - began:.0f} s", flush=True)
 
 
 def machine(device: str) -> dict[str, Any]:
