@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from autocompile import __version__
 from autocompile.cluster.wire import Do, Say, sent_job
 from autocompile.errors import RunError, UsageError
+from autocompile.execute.ending import stopped_early
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.protocol.requests import (
     ProbeRequest,
@@ -218,10 +219,7 @@ class ClusterExecutor:
         if not at and not any(
             isinstance(e, Ended) and e.number == number for e in self._events
         ):
-            ending = Ending(
-                Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started"
-            )
-            self._events.append(Ended(number, ending))
+            self._events.append(Ended(number, stopped_early()))
 
     def close(self) -> None:
         """End every station and all that runs there."""

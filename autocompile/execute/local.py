@@ -16,14 +16,14 @@ import time
 from collections import deque
 
 from autocompile.errors import UsageError
-from autocompile.execute.child import Child, KilledFor, ending_of
+from autocompile.execute.child import Child, KilledFor
+from autocompile.execute.ending import ending_of, never_started, stopped_early
 from autocompile.execute.exclusive import Exclusive
-from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.execute.executor import Ended, Event, Job, Told
+from autocompile.execute.heard import Heard
 from autocompile.execute.memory import default_jobs, usable_cores
 from autocompile.execute.starter import Isolation, ProcessStarter
 from autocompile.execute.trees import kill_tree, pause, resume, tree_memory_bytes
-from autocompile.protocol.events import ChannelError, EventName
-from autocompile.store.record import Outcome, Step
 
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _MOST_THREADS = 32  # torch's own limit of compile workers
@@ -58,6 +58,7 @@ class LocalExecutor:
         self.slots = default_jobs() if jobs is None else jobs
         self.lanes = 1
         self._children: dict[int, Child] = {}
+        self._heard: dict[int, Heard] = {}  # what each of them says
         self._queue: deque[Job] = deque()
         self._look_at, self._is_called, self._gpus = 0.0, False, gpus
         self._exclusive = Exclusive(
@@ -76,9 +77,7 @@ class LocalExecutor:
             if not self._exclusive.taken and starter.is_ready(job):
                 child = starter.start(job)
         except OSError as error:
-            what = f"the trial's process cannot be started: {error.strerror or error}"
-            ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
-            self._events.append(Ended(job.number, ending))
+            self._report(Ended(job.number, never_started(error)))
             return
         if child is None:
             self._queue.append(job)
@@ -86,6 +85,9 @@ class LocalExecutor:
         for other in self._children.values():
             other.company = child.company = True
         self._children[job.number] = child
+        self._heard[job.number] = Heard(
+            child, starter, self._exclusive, self._report, self._make_room
+        )
         self._exclusive.enter(job.number)
         for descriptor in (child.pipes.results, child.pipes.output, child.pidfd):
             if descriptor is not None:
@@ -118,10 +120,7 @@ class LocalExecutor:
         if child := self._children.get(number):
             self._kill(child, "interrupted")
         elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
-            ending = Ending(
-                Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started"
-            )
-            self._events.append(Ended(number, ending))
+            self._report(Ended(number, stopped_early()))
 
     def listen(self, descriptor: int) -> None:
         """Have :meth:`wait` return when a descriptor is readable."""
@@ -151,8 +150,11 @@ class LocalExecutor:
             self._starters[python] = made
         return self._starters[python]
 
+    def _report(self, event: Event) -> None:
+        self._events.append(event)
+
     def _tell(self, text: str) -> None:
-        self._events.append(Told(text))
+        self._report(Told(text))
 
     def _is_quiet(self) -> bool:
         """Whether no fork server imports or compiles something."""
@@ -174,42 +176,14 @@ class LocalExecutor:
             child.gone = child.gone or descriptor == child.pipes.results
         elif descriptor == child.pipes.output:
             child.take_output(data)
-        else:
-            self._take(child, data)
+        elif not self._heard[child.job.number](data):
+            self._kill(child, None)
         return bool(data)
 
-    def _take(self, child: Child, data: bytes) -> None:
-        number, starter = child.job.number, self._starter(child.job.python)
-        try:
-            for event, message in child.reader.feed(data):
-                if event is EventName.STEP:
-                    child.clock.enter(Step(message["step"]))
-                    self._events.append(Stepped(number, child.clock.step))
-                elif event is EventName.EXCLUSIVE:
-                    child.clock.hold(waits=True)
-                    self._exclusive.request(number)
-                elif event is EventName.SHARED:
-                    self._exclusive.give_back(number)
-                elif event is EventName.MEASURED:
-                    child.measured = message
-                elif event is EventName.RESULT and child.result is None:
-                    child.result = message
-                    child.clock.enter(Step.EXIT)
-                elif event is EventName.TOOLCHAIN:
-                    starter.warm((), child.job.toolchain)
-                elif event is EventName.MODULES:
-                    starter.warm([str(name) for name in message["names"]], None)
-                elif event is EventName.ROOM and not self._jobs_given:
-                    self.slots = max(
-                        1, min(self.slots, self._gpus * int(message["trials"]))
-                    )
-                elif event is EventName.WORKER_BEGAN:
-                    child.worker = int(message["pid"])
-                elif event is EventName.WORKER_ENDED:
-                    child.code = int(message["code"])
-        except (ChannelError, KeyError, TypeError, ValueError) as error:
-            child.garbage = str(error)
-            self._kill(child, None)
+    def _make_room(self, trials: int) -> None:
+        """Run no more trials at once than find memory, unless the user gave a number."""
+        if not self._jobs_given:
+            self.slots = max(1, min(self.slots, self._gpus * trials))
 
     def _hold(self, numbers: list[int]) -> None:
         """Stop these trials and their clocks."""
@@ -298,15 +272,14 @@ class LocalExecutor:
                 pass
             if descriptor in registered:
                 self._selector.unregister(descriptor)
-        del self._children[
-            child.job.number
-        ]  # so that Ctrl-C cannot repeat what follows
+        # So that Ctrl-C cannot repeat what follows.
+        del self._children[child.job.number], self._heard[child.job.number]
         try:
             if child.pidfd is not None:
                 self._selector.unregister(child.pidfd)
             child.clock.go()
             child.clock.enter(child.clock.step)
-            self._events.append(Ended(child.job.number, ending_of(child)))
+            self._report(Ended(child.job.number, ending_of(child)))
             child.close()
         finally:
             self._exclusive.leave(child.job.number)

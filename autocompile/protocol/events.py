@@ -14,20 +14,22 @@ _LONGEST_LINE = 8 * 2**20
 
 
 class EventName(str, Enum):
-    """What a line is about, and in brackets what else it holds."""
+    """What a line is about, in the order in which they come, and in brackets what else it holds."""
 
+    # From the supervisor:
+    WORKER_BEGAN = "worker_began"  # the worker runs (pid)
+    # From the worker:
     STEP = "step"  # a step begins (step)
-    RESULT = (
-        "result"  # the task is over (step, and what autocompile.protocol.requests says)
-    )
-    MEASURED = "measured"  # a trial is measured and right; the result if none follows (the same)
     MODULES = "modules"  # other trials will import these too (names)
     TOOLCHAIN = "toolchain"  # trials will compile for the CPU
     ROOM = "room"  # so many trials find memory on the device at once (trials)
     EXCLUSIVE = "exclusive"  # it waits until no other trial uses the machine
     SHARED = "shared"  # the others may go on
+    # A trial is measured and right; the result if none follows (as RESULT).
+    MEASURED = "measured"
+    # The task is over (step, and what autocompile.protocol.requests says).
+    RESULT = "result"
     # From the supervisor:
-    WORKER_BEGAN = "worker_began"  # the worker runs (pid)
     WORKER_ENDED = "worker_ended"  # the worker and all below it are gone (code)
 
 

@@ -21,14 +21,16 @@ import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 from conftest import Clock as MachineClock
 
-from autocompile.execute import child as ending
-from autocompile.execute import local, memory, trees
-from autocompile.execute.child import Child, Clock, conclude
+from autocompile.execute import ending, local, memory, trees
+from autocompile.execute.child import Child, Clock
+from autocompile.execute.ending import conclude
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
+from autocompile.execute.heard import Heard
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import default_jobs
+from autocompile.protocol.events import EventName, encode
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.store.record import Outcome, Step
@@ -234,6 +236,81 @@ def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
         ending, "oom_kills", lambda: 1
     )  # a neighbour was killed for memory
     assert ending.ending_of(ended(code=-9, garbage=garbage)).outcome is outcome
+
+
+# What a trial says -------------------------------------------------------------------------------
+
+
+def listening(tmp_path: Path) -> tuple[Child, Heard, list[Event], Mock, list[int]]:
+    """A trial without a process, and what takes its events."""
+    child = Child.of(Job(7, tmp_path, timeout_s=1.0, toolchain=tmp_path))
+    reported: list[Event] = []
+    rooms: list[int] = []
+    around = Mock()
+    heard = Heard(
+        child, around.starter, around.exclusive, reported.append, rooms.append
+    )
+    return child, heard, reported, around, rooms
+
+
+def test_a_trials_events_are_the_methods_of_one_class_in_the_order_in_which_they_come() -> (
+    None
+):
+    methods = [name for name in vars(Heard) if not name.startswith("_")]
+    assert methods == [event.value for event in EventName]
+
+
+def test_each_event_of_a_trial_is_taken(tmp_path: Path) -> None:
+    child, heard, reported, around, rooms = listening(tmp_path)
+
+    def says(event: EventName, **fields: Any) -> None:
+        assert heard(encode(child.nonce, event, **fields).encode())
+
+    says(EventName.WORKER_BEGAN, pid=11)
+    says(EventName.STEP, step="build")
+    says(EventName.MODULES, names=["numpy"])
+    says(EventName.TOOLCHAIN)
+    says(EventName.ROOM, trials=3)
+    says(EventName.EXCLUSIVE)
+    says(EventName.SHARED)
+    says(EventName.MEASURED, outcome="ok")
+    says(EventName.RESULT, outcome="ok", step="exit")
+    says(EventName.RESULT, outcome="crashed", step="exit")
+    says(EventName.WORKER_ENDED, code=3)
+    assert (child.worker, child.code, rooms) == (11, 3, [3])
+    assert reported == [Stepped(7, Step.BUILD)] and child.clock.step is Step.EXIT
+    assert child.measured == {"outcome": "ok"}
+    assert child.result == {"outcome": "ok", "step": "exit"}, "the first is final"
+    assert [call[0] for call in around.mock_calls] == [
+        "starter.warm",
+        "starter.warm",
+        "exclusive.request",
+        "exclusive.give_back",
+    ]
+    child.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('"event": "dance"', "'dance' is not a valid EventName"),
+        ('"event": "step", "step": "dance"', "a wrong 'step': 'dance' is not"),
+        ('"event": "step"', "a wrong 'step': "),
+        ('"event": "step", "step": "build", "more": 1', "a wrong 'step': "),
+        ('"event": "worker_began", "pid": null', "a wrong 'worker_began': "),
+        ('"event": "worker_ended", "code": Infinity', "a wrong 'worker_ended': "),
+        ('"event": "modules", "names": 3', "a wrong 'modules': "),
+    ],
+)
+def test_what_is_no_event_of_ours_is_an_outcome_and_no_exception(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    child, heard, *_ = listening(tmp_path)
+    assert not heard(f'{{"nonce": "{child.nonce}", {line}}}\n'.encode())
+    outcome, _, message = conclude(child)
+    assert outcome is Outcome.CRASHED
+    assert message.startswith(f"wrote to the result channel: {said}")
+    child.close()
 
 
 # Memory and processes ----------------------------------------------------------------------------
