@@ -38,7 +38,6 @@ from autocompile.search.opening import (
     probe_all,
     resolved,
 )
-from autocompile.search.optuna_study import demand_usable, without_password
 from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
 from autocompile.search.study import Study, plain_runs_alone
@@ -48,7 +47,7 @@ from autocompile.space.space import (
     SearchSpace,
     asked_for,
     calls_between_updates,
-    demand_percentiles_known,
+    demand_calls_differ,
     environments,
     first_sizes,
     passes_of,
@@ -86,7 +85,6 @@ def tune(
     jobs: int | None = None,
     isolation: Isolation = "auto",
     executor: Executor | None = None,
-    storage: str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     wait: bool = False,
@@ -121,12 +119,10 @@ def tune(
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
         sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
         timeout_s: limit for each step of a trial.
-        objective: ``throughput`` (the default), ``latency``, or of a workload's calls ``p50``,
-            ``p95`` or ``p99``, whose speed-up is then what is found.
+        objective: ``throughput`` (the default) or ``latency``.
         isolation: ``fork`` forks trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         executor: runs the trials; None: processes on this machine.
-        storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
         run_dir: the run's folder; None: a new one under ``./runs``.
         resume: continue ``run_dir``, or the last run of this target, with what it was begun with.
         calls_per_update: calls of a forward phase between two changes of the weights, which
@@ -164,8 +160,6 @@ def tune(
         "isolation": isolation,
     }
     demand_sense(options)
-    if storage:
-        demand_usable(storage)  # before the probe takes its time
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
     if only and (phases or space):
@@ -173,7 +167,6 @@ def tune(
     recorded = None if calls is None else read_calls(Path(calls))
     if only:
         recorded, horizon = recorded or only.calls, horizon or only.horizon
-        objective = objective or only.objective
     asked = asked_for(
         target=_spec(target, inputs, optimizer, loss),
         phases=tuple(only.phases) if only else phases,
@@ -215,7 +208,7 @@ def tune(
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         deadlines = Deadlines(total_s, began, clock)
         plan, probes = probe_all(plan, factory, executor, progress, deadlines)
-        demand_percentiles_known(plan, probes["default"].target)
+        demand_calls_differ(plan, probes["default"].target)
         if (
             memory and not memory_limit_bytes
         ):  # the probe may have lowered the number of slots
@@ -226,14 +219,11 @@ def tune(
             environment["busy_cores"] = busy
         if on_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
             environment["busy_gpu"] = on_gpu
-        safe_url = storage and without_password(storage)
-        run["options"] = {**options, "storage": safe_url, **(command or {})}
+        run["options"] = {**options, **(command or {})}
         target_fields = {"spec": plan.target, **run["target"]}
         progress.header(target_fields, run["environment"], str(folder.path))
         spaces = spaces_of(plan, probes)
         sizes = first_sizes(spaces, run)
-        # A database of the user's may hold many runs, also of folders with the same name.
-        owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""
         kind = run["environment"]["device"].split(":")[0]
         has_convolutions = run["target"].get("has_convolutions", False)
         priors = {p: prior_of(kind, p, has_convolutions) for p in spaces}
@@ -251,8 +241,6 @@ def tune(
             progress=progress,
             deadlines=deadlines,
             trials=trials,
-            storage=storage,
-            study_name=f"{owner}autocompile",
             calls_per_update=lambda phase, size: calls_between_updates(
                 phase, run, size
             ),

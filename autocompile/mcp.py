@@ -87,7 +87,7 @@ def tune(
     budget_s: float | None = None,
     device: str | None = None,
     resume: bool = False,
-    objective: Literal["throughput", "latency", "p50", "p95", "p99"] | None = None,
+    objective: Literal["throughput", "latency"] | None = None,
     calls: str | None = None,
 ) -> Any:
     """Find the fastest torch.compile settings of a model that keep it right, on this machine.
@@ -98,9 +98,8 @@ def tune(
     file with get_model() and get_inputs(batch_size); or without a file timm:NAME,
     torchvision:NAME, transformers:CLASS or diffusers:CLASS. phases: what to time, such as forward,
     train_step or optimizer_step. resume: go on with the last run of the target. calls: a file of
-    autocompile record; objective: what decides, p50, p95 and p99 where its calls or those of
-    get_calls() have several shapes. Returns the report: phases.NAME.best and .verdict say what to
-    use, and the export tool gives the code.
+    autocompile record. Returns the report: phases.NAME.best and .verdict say what to use, and the
+    export tool gives the code.
     """
     return api.tune(
         target,

@@ -48,7 +48,7 @@ def tune(target, backends, run, executor):
     portfolio = sampler.PortfolioSampler(
         settings, {PHASE: effects.Prior()}, {PHASE: SIZE}
     )
-    study = optuna_study.OptunaStudy(portfolio, "by hand", run, None, print)
+    study = optuna_study.OptunaStudy(portfolio, run, print)
     study.restore([])
     for setting in itertools.islice(iter(study.ask, None), TRIALS):
         number, ending = in_a_child(

@@ -192,14 +192,12 @@ CallsPerUpdate = Annotated[_Count, _search("N", _CALLS, min=1)]
 Trials = Annotated[_Count, _search("N", "start at most this many trials", min=1)]
 _SAMPLERS = "portfolio, or Optuna's tpe or random"
 Sampler = Annotated[Literal["portfolio", "tpe", "random"], _search("NAME", _SAMPLERS)]
-Storage = Annotated[_Text, _search("URL", "keep Optuna's study in this database")]
 
 _limit = functools.partial(option, panel="Limits and CI")
-_OBJECTIVES = (
-    "throughput (if left out), latency, or p50, p95 or p99 of calls of several shapes"
-)
-_Objectives = Literal["throughput", "latency", "p50", "p95", "p99"]
-Objective = Annotated[_Objectives | None, _limit("NAME", _OBJECTIVES)]
+Objective = Annotated[
+    Literal["throughput", "latency"] | None,
+    _limit("NAME", "throughput (if left out) or latency"),
+]
 _SHORTER = "choose only settings whose call is shorter, of every shape; p95=10ms limits a percentile"
 MaxLatency = Annotated[list[Any] | None, _limit("[P=]TIME", _SHORTER)]
 MaxMemory = Annotated[

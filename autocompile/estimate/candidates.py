@@ -82,13 +82,11 @@ class Candidate:
     def latency_s(self, percent: int) -> float:
         """Seconds that ``percent`` % of the calls do not exceed.
 
-        They are as confirmed where this is what was timed, else of the trial of the search.
+        Of calls of several shapes, those of the search trial, each shape at its median.
         """
         kinds, measured = self.record.kinds, self.record.measurement
         if not kinds:  # a call alone waits for the host and for the GPU
             return max(self.call_s, (measured and measured.pass_s) or 0.0)
-        if measured and measured.percent == percent:
-            return self.call_s
         return percentile(((kind.call_s, kind.calls) for kind in kinds), percent)
 
     @property

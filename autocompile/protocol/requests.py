@@ -31,9 +31,6 @@ class Header:
     calls: RecordedCalls | None = (
         None  # what the model is called with; None: the target says it
     )
-    percent: int | None = (
-        None  # of a workload's calls: their percentile is timed, not their mean
-    )
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,6 @@ def _phase(
             calls=workload["calls"],
             kinds=workload["kinds"],
             percentiles=_percentiles(kinds),
-            decided_by=PERCENTILES.get(run["plan"]["objective"]),
         )
         if workload
         else None,
@@ -223,11 +222,8 @@ def _leading_size(
     if own in decisions or not decisions:
         return own
     best = {size: decision.best for size, decision in decisions.items()}
-    if run["plan"]["objective"] != "throughput":
-        by_latency = run["plan"]["objective"] == "latency"
-        return min(
-            best, key=lambda n: best[n].latency_s(100) if by_latency else best[n].call_s
-        )
+    if run["plan"]["objective"] == "latency":
+        return min(best, key=lambda n: best[n].latency_s(100))
     return max(best, key=lambda size: best[size].throughput.value)
 
 
@@ -436,9 +432,7 @@ def _throughput(rate: Interval, record: Record) -> Throughput:
 
 
 def _unit(record: Record) -> Unit:
-    measured = record.measurement
-    is_percentile = measured is not None and measured.percent is not None
-    return "calls/s" if is_percentile else phase_of(record.phase).unit
+    return phase_of(record.phase).unit
 
 
 def _size_row(size: int | None, decision: Decision) -> SizeRow:
@@ -468,7 +462,7 @@ def _best(
         plain == best or record.config.is_baseline,
     )
     # Without a share of the compile time, which would count it twice.
-    saved = _of_a_pass(record, best.eager_call_s - best.call_s + extra_s(record))
+    saved = best.eager_call_s - best.call_s + extra_s(record)
     pays = saved > 0 and not is_eager
     own = {
         "config": record.config.to_dict(),
@@ -532,21 +526,10 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     )
 
 
-def _of_a_pass(record: Record, saved: float) -> float:
-    """Seconds that a pass saves; by its shapes where ``saved`` is of a percentile."""
-    if (
-        not record.kinds
-        or record.measurement is None
-        or record.measurement.percent is None
-    ):
-        return saved
-    return sum(kind.calls * (kind.eager_s - kind.call_s) for kind in record.kinds)
-
-
 def _calls_to_repay(best: Candidate, calls: int) -> int | None:
     """How many calls with the same weights it takes until constants have paid."""
     measured = best.record.measurement
     if not best.record.refresh_s or measured is None:
         return None
-    saved = _of_a_pass(best.record, measured.eager_call_s - measured.compiled_call_s)
+    saved = measured.eager_call_s - measured.compiled_call_s
     return math.ceil(best.record.refresh_s / saved * calls) if saved > 0 else None

@@ -149,8 +149,6 @@ def _about(phase: PhaseResult) -> Iterator[Text]:
         yield show.plain(phase.role)
     if work := phase.workload:
         yield f"{show.many(work.calls, 'call')} of {show.many(work.kinds, 'shape')}"
-        if work.decided_by:
-            yield f"the p{work.decided_by} of the calls decides"
     elif best and best.batch_size is not None:
         yield f"batch size {best.batch_size}"
     if phase.horizon:
@@ -173,7 +171,6 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
     labels = {t.number: show.label(t.config) for t in phase.trials}
     listed, best, rows = phase.by_batch_size, phase.best, []
     unit = best.throughput.unit if best else "samples/s"
-    decided_by = phase.workload.decided_by if phase.workload else None
     per = unit.removeprefix("samples") if unit.startswith("samples") else f" {unit}"
     for row in listed:
         size, label = row.batch_size, labels.get(row.number, show.NONE)
@@ -191,14 +188,12 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
             remarks.append("← this config's own" if size == own else "← above")
         name = (setting, *(Span(f"  {remark}", "dim") for remark in remarks))
         rates = (f"{show.quantity(eager)}{per}", f"{show.quantity(top)}{per}")
-        if decided_by:
-            rates = show.seconds(1 / eager), show.seconds(1 / top)
         rows.append((show.or_dash(size), *rates, Span(gain, "strong"), name))
     if rows:
         titles = (
             "samples" if phase.workload else "batch size",
-            f"eager p{decided_by}" if decided_by else "eager",
-            f"best p{decided_by}" if decided_by else "best",
+            "eager",
+            "best",
             "speed-up",
             "setting",
         )
@@ -250,15 +245,7 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
                 calls.append(
                     f"plain torch.compile() {show.seconds(call_s * ratio.value)}"
                 )
-            work = phase.workload
-            name = (
-                f"p{work.decided_by}"
-                if work and work.decided_by
-                else "Pass"
-                if work
-                else "Call"
-            )
-            yield Line(name, tuple(calls))
+            yield Line("Pass" if phase.workload else "Call", tuple(calls))
         if ratio and show.label(best.config) != DEFAULT_INDUCTOR.label():
             yield Line(
                 "Why", (f"{show.estimate(ratio)} against plain torch.compile()",)
@@ -442,9 +429,8 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
         if trial.repeats is not None:
             repeats.setdefault(trial.repeats, []).append(trial)
     if ranked:
-        work, unit = phase.workload, ranked[0][1].unit
-        rate = f"{unit} at p{work.decided_by}" if work and work.decided_by else unit
-        columns = ("#", "batch", rate, "against eager", "compile", "memory", "setting")
+        unit = ranked[0][1].unit
+        columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
         ranked.sort(key=lambda each: (-each[1].value, each[0].number))
         rows = tuple(_measured(t, repeats.get(t.number, ())) for t, _ in ranked)
         yield Table("Measured trials", columns, rows, right=range(6))

@@ -2,8 +2,8 @@
 
 The records in the run's folder are authoritative. ``ask`` and ``tell`` on a database would take a
 dozen transactions per trial and could fail in between, so they use a study in memory, and each
-finished trial is added to the database in one transaction. When the run is resumed, its own
-database is made anew from the records, and one that ``--storage`` names gets the rows it lacks.
+finished trial is added to the database in one transaction. When the run is resumed, the database
+is made anew from the records.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from datetime import datetime
 from typing import Any
 
 import optuna
-import sqlalchemy as sql
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
-from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_costs
 from autocompile.search.sampler import MAY_BE, ListedSampler, Rest
 from autocompile.settings.config import Setting
@@ -31,8 +29,6 @@ _TROUBLE = (
     ImportError,
     ValueError,
 )
-# Of PostgreSQL's client: seconds to connect, and ms after which a server that is gone is given up.
-_PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
 _LOCK_PATIENCE_S = 1.0  # Optuna tries five times
 
 
@@ -41,11 +37,7 @@ class OptunaStudy:
     """Asks Optuna for settings and reports results to it and to the database."""
 
     sampler: ListedSampler
-    name: str
     folder: RunFolder
-    storage: (
-        str | None
-    )  # URL of the user's database; None: ``study.db`` in the run's folder
     warn: Callable[[str], None]  # called when the database cannot be written
 
     def __post_init__(self) -> None:
@@ -96,41 +88,28 @@ class OptunaStudy:
         try:
             self._disk = self._filled(rows)
         except _TROUBLE as error:
-            if self.storage:
-                raise _unusable(self.storage, error) from error
             self._without_disk(error)
 
     def _without_disk(self, error: Exception) -> None:
         self._disk = None
-        place = (
-            without_password(self.storage)
-            if self.storage
-            else self.folder.study_db.name
-        )
         self.warn(
-            f"{place} cannot be written ({_first_line(error)}); the trials are safe in the run's "
-            "folder, and --resume adds the missing rows"
+            f"{self.folder.study_db.name} cannot be written ({_first_line(error)}); the trials are "
+            "safe in the run's folder, and --resume adds the missing rows"
         )
 
     def _filled(self, rows: Sequence[FrozenTrial]) -> optuna.Study:
-        """The study in the database, with the rows that it lacks."""
-        url = self.storage
-        if url is None:
-            path = self.folder.study_db
-            path.unlink(missing_ok=True)
-            query = {"timeout": str(_LOCK_PATIENCE_S)}
-            place = sql.URL.create("sqlite", database=str(path.resolve()), query=query)
-            url = place.render_as_string()
-        study = self._study(_storage_at(url))
-        known = {
-            row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)
-        }
-        study.add_trials(row for row in rows if row.user_attrs["number"] not in known)
+        """The study in a new database, with these rows."""
+        path = self.folder.study_db
+        path.unlink(missing_ok=True)
+        options = {"connect_args": {"timeout": _LOCK_PATIENCE_S}}
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}", options)
+        study = self._study(storage)
+        study.add_trials(rows)
         return study
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
         return optuna.create_study(
-            study_name=self.name,
+            study_name="autocompile",
             storage=storage,
             sampler=self.sampler,
             direction="maximize",
@@ -182,45 +161,6 @@ def _attributes(record: Record) -> dict[str, Any]:
         every["call_ms"] = float(f"{1e3 * record.measurement.compiled_call_s:.4g}")
         every["interval"] = f"{speedup.low:.3f} to {speedup.high:.3f}"
     return {name: value for name, value in every.items() if value is not None}
-
-
-# The database that --storage names ----------------------------------------------------------------
-
-
-def demand_usable(url: str) -> None:
-    """Raise a RunError if the database cannot be reached or used."""
-    try:
-        _storage_at(url).engine.dispose()
-    except _TROUBLE as error:
-        raise _unusable(url, error) from error
-
-
-def _storage_at(url: str) -> optuna.storages.RDBStorage:
-    # A connection is tested before it is used: the server may have been restarted.
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if sql.make_url(url).get_driver_name().startswith("psycopg"):
-        options["connect_args"] = _PATIENCE
-    return optuna.storages.RDBStorage(url, options)
-
-
-def _unusable(url: str, error: Exception) -> RunError:
-    """What to say of a database that cannot be used; not what SQLAlchemy says of a wrong URL."""
-    not_read = (
-        "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
-    )
-    is_wrong = isinstance(error, (ArgumentError, ValueError)) or url.count("@") > 1
-    return RunError(
-        f"the study database {without_password(url)} cannot be used",
-        not_read if is_wrong else _first_line(error),
-        hint="another --storage, or none: the run then keeps its own database",
-    )
-
-
-def without_password(url: str) -> str:
-    """The URL as messages name it: no more than its kind where a password may be in it."""
-    kind, colon, rest = url.rpartition("://")
-    may_be = ":" in rest.partition("@")[0] or "?" in rest or rest.count("@") > 1
-    return f"{kind}{colon}***" if may_be and kind != "sqlite" else url
 
 
 def _first_line(error: BaseException) -> str:

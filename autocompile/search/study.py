@@ -50,10 +50,6 @@ class Study:
     executor: Executor
     progress: Progress
     deadlines: Deadlines  # of the whole run; without them every setting is tried
-    storage: (
-        str | None
-    )  # URL of the user's Optuna storage; None: a file in the run's folder
-    study_name: str
     # Calls between two changes of the weights in a phase at a batch size; None: not known or never.
     calls_per_update: Callable[[str, int | None], int | None]
     passes: Callable[
@@ -78,9 +74,7 @@ class Study:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
         folder, warn = self.job_factory.folder, self.progress.warning
-        self._optuna = OptunaStudy(
-            self.sampler, self.study_name, folder, self.storage, warn
-        )
+        self._optuna = OptunaStudy(self.sampler, folder, warn)
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]
         self._optuna.restore([r for r in searched if Setting.of(r) in listed])

@@ -343,7 +343,6 @@ class Setting:
                 k: v if isinstance(v, str) else str(v).lower() for k, v in every.items()
             },
             "options": options or "none",
-            "fullgraph": self.config.fullgraph,  # as in databases of earlier versions
             "batch_size": self.batch_size or 0,
         }
 

@@ -19,9 +19,8 @@ from autocompile.settings.phases import (
     FORWARD_TRAIN,
     LEARNER_UPDATE,
     OPTIMIZER_STEP,
-    phase_of,
 )
-from autocompile.store.calls import PERCENTILES, RecordedCalls
+from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import made, plain
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ SCHEMA = 1
 _DECIDING: Mapping[str, Any] = {
     "calls": RecordedCalls,
     "horizon": int,
-    "objective": str,
 }
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
 """What makes the same setting another machine code, or another speed."""
@@ -52,18 +50,13 @@ class Choice:
         1  # in how many fresh processes that was measured; one confirms nothing
     )
 
-    def to_dict(self, phase: str = "") -> dict[str, Any]:
-        """As JSON; of the setting only what differs from the default.
-
-        In a phase with a whole step the scope is always there: older files, which lack it, mean
-        the whole step.
-        """
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; of the setting the backend, and what differs from the default."""
         plain = CompileConfig().to_dict()
-        always = {"backend"} | ({"scope"} if phase_of(phase).whole else set())
         shown = {
             k: v
             for k, v in self.config.to_dict().items()
-            if k in always or v != plain[k]
+            if k == "backend" or v != plain[k]
         }
         return {
             "batch_size": self.batch_size,
@@ -74,7 +67,7 @@ class Choice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> Choice:
-        config = CompileConfig.from_dict({"scope": "full", **data["config"]}, phase)
+        config = CompileConfig.from_dict(data["config"], phase)
         return cls(
             config, data["batch_size"], data["speedup"], data["confirmed_processes"]
         )
@@ -99,7 +92,6 @@ class Tuned:
     # What decided, where it is not the mean of the calls that the target says itself.
     calls: RecordedCalls | None = None
     horizon: int | None = None  # calls of a program, over which compile time counted
-    objective: str | None = None  # p50, p95 or p99
     # Where the file of settings was read; empty if they are of no file.
     folder: str = field(default="", compare=False)
 
@@ -152,7 +144,7 @@ class Tuned:
             "own_batch_size": dict(self.own_batch_size),
             **({"cache": dict(self.cache)} if self.cache else {}),
             **{n: plain(v) for n in _DECIDING if (v := getattr(self, n)) is not None},
-            "phases": {n: [c.to_dict(n) for c in cs] for n, cs in self.phases.items()},
+            "phases": {n: [c.to_dict() for c in cs] for n, cs in self.phases.items()},
         }
 
     @classmethod
@@ -193,7 +185,6 @@ class Tuned:
             name: str(other.get("python_path"))
             for name, other in report.environments.items()
         }
-        objective = report.objective if report.objective in PERCENTILES else None
         return cls(
             phases,
             here,
@@ -202,7 +193,6 @@ class Tuned:
             paths,
             calls=report.recorded_calls,
             horizon=next((p.horizon for p in report.phases.values()), None),
-            objective=objective,
         )
 
 

@@ -125,7 +125,7 @@ def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
 
 EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
 """Seconds of a run; None: to the end of the list of settings."""
-OBJECTIVES = ("throughput", "latency", *PERCENTILES)
+OBJECTIVES = ("throughput", "latency")
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,6 @@ class Plan:
             raise UsageError(
                 f"percentile {min(unknown)!r} is none of {', '.join(PERCENTILES)}"
             )
-        if self.objective in PERCENTILES and (self.horizon or self.calls_per_update):
-            name = "horizon" if self.horizon else "calls-per-update"
-            raise UsageError(
-                f"--objective {self.objective} is about single calls, and --{name} spreads the "
-                "seconds of a few calls over all of them, which is part of no percentile",
-                hint=f"the same command without --{name}, or without --objective",
-            )
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError("a phase is named twice")
         if self.calls_per_update is not None and self.calls_per_update < 1:
@@ -186,10 +179,7 @@ class Plan:
 
     @property
     def header(self) -> Header:
-        percent = PERCENTILES.get(self.objective)
-        return Header(
-            self.target, self.device, self.seed, self.tolerance, self.calls, percent
-        )
+        return Header(self.target, self.device, self.seed, self.tolerance, self.calls)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -322,17 +312,16 @@ def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]
     return spaces
 
 
-def demand_percentiles_known(plan: Plan, target: Mapping[str, Any]) -> None:
-    """Check that calls differ, where a percentile of them is asked for."""
-    names = sorted({*plan.limits.percentiles, plan.objective} & PERCENTILES.keys())
+def demand_calls_differ(plan: Plan, target: Mapping[str, Any]) -> None:
+    """Raise a UsageError where a percentile of calls of one shape has a limit."""
+    names = sorted(plan.limits.percentiles)
     if not names or target.get("workload", {}).get("kinds", 1) > 1:
         return
-    option = "--objective" if names[0] == plan.objective else "--max-latency"
     raise UsageError(
-        f"{option} {names[0]} needs calls of several shapes, and those of {plan.target} have one: "
+        f"--max-latency {names[0]} needs calls of several shapes, and those of {plan.target} have one: "
         "every percentile of them is the same",
         "get_calls() in the target's file gives several, or --calls a file of recorded ones",
-        hint="--objective latency, or --max-latency 10ms",
+        hint="--max-latency 10ms",
     )
 
 

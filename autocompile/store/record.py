@@ -185,11 +185,8 @@ class Record(TaskResult):
 
     @property
     def samples(self) -> int:
-        """What a measured call handles: a batch, or one call where its percentile is measured."""
-        is_percentile = (
-            self.measurement is not None and self.measurement.percent is not None
-        )
-        return 1 if is_percentile else self.batch_size or 1
+        """The number of samples in a measured call; 1 where the phase has no batch."""
+        return self.batch_size or 1
 
     @property
     def began(self) -> float | None:
@@ -337,9 +334,6 @@ class Measurement:
         0,
         0,
     )  # untimed calls before a block: slowed, or to fill a queue
-    percent: int | None = (
-        None  # the times are this percentile of a workload's calls, each alone
-    )
     pass_s: float | None = (
         None  # of a compiled pass alone, about, where the times are not
     )

@@ -25,7 +25,7 @@ from autocompile.store.record import SCHEMA, CallKind, Outcome, Step
 
 SUITE = "suite.json"
 _ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
-Unit = Literal["samples/s", "steps/s", "calls/s"]
+Unit = Literal["samples/s", "steps/s"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +234,6 @@ class Workload(_Part):
     calls: int
     kinds: int  # how many of them differ in shapes or plain arguments
     percentiles: tuple[Percentile, ...] = ()
-    # By what is decided: the figures of a phase are of a call at this percentile, not of a pass.
-    decided_by: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +328,7 @@ class Report(_Part):
     interrupted: bool = False
     running: bool = False
     effort: Literal["quick", "normal", "full"] = "normal"
-    objective: Literal["throughput", "latency", "p50", "p95", "p99"] = "throughput"
+    objective: Literal["throughput", "latency"] = "throughput"
     seed: int = 0
     tolerance: float | None = None
     wall_s: float | None = None

@@ -94,7 +94,6 @@ _FLAGS: Mapping[str, tuple[str, Any]] = {
     "memory_limit_bytes": ("--memory-limit", None),
     "jobs": ("--jobs", None),
     "isolation": ("--isolation", "auto"),
-    "storage": ("--storage", None),
     "ray": ("--ray", None),
     "accelerators": ("--accelerators", None),
     "run_dir": ("--run-dir", None),

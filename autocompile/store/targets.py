@@ -83,7 +83,6 @@ def target_spec(target: str | Path | Callable[..., Any]) -> str:
 def _checked_spec(spec: str) -> str:
     if library_model(spec):
         return spec  # a trial's process knows whether there is such a model
-    spec = spec.removeprefix("kernelbench:")  # such a file is a target as it is
     place, name = split_spec(spec)
     looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
     if looks_like_path or not name:

@@ -86,10 +86,6 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         ("tune model.py --dry-run --max-latency soon", ["not a duration (try 5ms"]),
         ("tune model.py --dry-run --max-latency p95=soon", ["not a duration (try 5ms"]),
         ("tune model.py --max-latency p96=5ms", ["'p96' is none of p50, p95, p99"]),
-        (
-            "tune model.py --objective p95 --horizon 9",
-            ["p95 is about single calls", "--horizon"],
-        ),
         ("tune model.py --budget 1e999", ["'1e999' is not a duration"]),
         (
             "tune model.py --require-speedup nan",

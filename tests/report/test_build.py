@@ -178,7 +178,7 @@ def of_a_workload(*records: Record, **plan: Any) -> Result:
     )
 
 
-def timed_at(percent: int | None = None, horizon: float | None = None) -> list[Record]:
+def timed_at(horizon: float | None = None) -> list[Record]:
     run, names = Run(), ("shape", "calls", "eager_s", "call_s")
     kinds = [dict(zip(names, shape, strict=True)) for shape in SHAPES]
     run.records.clear()
@@ -186,17 +186,12 @@ def timed_at(percent: int | None = None, horizon: float | None = None) -> list[R
     run.race(
         run.search(LITE, 1.5, kinds=kinds, eager_s=15e-3), 1.5, 1.5, 1.5, eager_s=15e-3
     )
-    return [
-        replace(r, measurement=replace(r.measurement, percent=percent), horizon=horizon)
-        for r in run.records
-        if r.measurement
-    ]
+    return [replace(r, horizon=horizon) for r in run.records if r.measurement]
 
 
 def test_the_calls_of_a_workload_are_told_by_shape_and_percentile() -> None:
     result = of_a_workload(*timed_at())
     workload = result.to_dict()["phases"]["forward"]["workload"]
-    assert workload["decided_by"] is None
     assert [tuple(row.values()) for row in workload["percentiles"]] == [
         (50, 5e-4, 4e-4),
         (95, 3e-3, 2e-3),
@@ -213,18 +208,6 @@ def test_the_calls_of_a_workload_are_told_by_shape_and_percentile() -> None:
     assert "Calls by shape" in page and "8×512" in page and "p99 of all calls" in page
 
 
-def test_a_percentile_that_decides_is_named_with_its_seconds() -> None:
-    result = of_a_workload(*timed_at(95), objective="p95")
-    phase = result.report.phases["forward"]
-    assert phase.best is not None and phase.best.throughput.unit == "calls/s"
-    # A pass saves 18 × 0.1 ms and 2 × 1 ms, whatever its p95 saves.
-    assert phase.best.break_even_calls == round(1.0 / 3.8e-3 * 20)
-    text = str(result)
-    assert "the p95 of the calls decides" in text and "Pass" not in text
-    assert any(line.split()[:3] == ["p95", "10", "ms"] for line in text.splitlines())
-    assert "eager p95" in text and "samples/s" not in text
-
-
 def test_with_a_horizon_the_report_names_the_setting_of_each_number_of_calls() -> None:
     result = of_a_workload(*timed_at(horizon=2000.0), horizon=40_000)
     assert "Calls   eager up to 4 000 calls, then inductor lite" in str(result)
@@ -236,15 +219,14 @@ def test_with_a_horizon_the_report_names_the_setting_of_each_number_of_calls() -
 
 
 def test_what_decided_goes_with_the_settings_and_back() -> None:
-    plan = {"calls": CALLS, "objective": "p99"}
-    result = of_a_workload(*timed_at(99), **plan)
+    result = of_a_workload(*timed_at(horizon=2000.0), calls=CALLS, horizon=40_000)
     again = Report.read(result.to_dict(), "it")
     assert again.recorded_calls == result.report.recorded_calls is not None
     tuned = Tuned.from_report(again)
     assert Tuned.from_dict(tuned.to_dict()).to_dict() == tuned.to_dict()
-    assert (tuned.objective, tuned.to_dict()["calls"]) == ("p99", CALLS)
+    assert (tuned.horizon, tuned.to_dict()["calls"]) == (40_000, CALLS)
     untold = Tuned.from_report(of_a_workload(*timed_at()).report).to_dict()
-    assert not untold.keys() & {"calls", "horizon", "objective"}
+    assert not untold.keys() & {"calls", "horizon"}
     assert "recorded_calls" not in of_a_workload(*timed_at()).to_dict()
 
 

@@ -195,7 +195,6 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
         "jobs": 3,
         "isolation": "spawn",
         "sampler": "random",
-        "storage": f"sqlite:///{target.parent}/all.db",
     }
     result = tuned(target, PressesCtrlC(3), **options)
     command = autocompile.load("last").to_dict()["phases"]["forward"]["confidence"][
@@ -218,7 +217,6 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
         "--jobs": "3",
         "--isolation": "spawn",
         "--sampler": "random",
-        "--storage": options["storage"],
     }
     plain = resumed(target, PressesCtrlC(0)).to_dict()["phases"]["forward"][
         "confidence"

@@ -636,15 +636,12 @@ def test_a_cache_that_cannot_be_written_is_one_paragraph(target: Path) -> None:
         tuned(target, spoil, run_dir="mine")
 
 
-@pytest.mark.parametrize(
-    "asked", [{"objective": "p95"}, {"limits": Limits(percentiles={"p50": 1})}]
-)
-def test_a_percentile_of_one_shape_is_refused_in_words(
-    target: Path, asked: dict[str, Any]
+def test_a_limit_of_a_percentile_of_one_shape_is_refused_in_words(
+    target: Path,
 ) -> None:
     executor = FakeExecutor(script)
     with pytest.raises(
-        UsageError, match=r"p\d\d needs calls of several shapes"
+        UsageError, match="--max-latency p50 needs calls of several shapes"
     ) as error:
-        tuned(target, executor, **asked)
+        tuned(target, executor, limits=Limits(percentiles={"p50": 1}))
     assert "get_calls()" in str(error.value) and not executor.requests

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import optuna
 import pytest
 from fakes import FakeExecutor, failed, measured
 from scripts import script, tuned
@@ -304,27 +303,6 @@ def test_what_appears_beside_a_run_that_never_began_stays(tmp_path: Path) -> Non
     (folder.trials / "mine").mkdir()
     folder.remove()
     assert {p.name for p in folder.path.iterdir()} == {"notes.txt", "trials"}
-
-
-def test_in_a_users_database_each_run_has_its_own_study(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{target.parent}/all.db"
-    for place, sizes in (("a", (4,)), ("b", (8, 16))):
-        Path(place).mkdir()
-        monkeypatch.chdir(place)
-        space = SearchSpace(backends=("inductor",), batch_sizes=sizes)
-        tuned(target, space=space, storage=url)  # in a folder of the same name
-        monkeypatch.chdir("..")
-    for _ in range(2):
-        tuned(target, run_dir="a/runs/net-0001", resume=True, space=None, storage=url)
-    found = optuna.get_all_study_summaries(url)
-    tried = []
-    for summary in found:
-        study = optuna.load_study(study_name=summary.study_name, storage=url)
-        tried.append({t.user_attrs["batch_size"] for t in study.trials})
-    assert sorted(tried, key=len) == [{4}, {8, 16}]
-    assert {s.study_name.split("-")[0] for s in found} == {"net"}
 
 
 def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:

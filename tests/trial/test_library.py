@@ -155,14 +155,6 @@ def test_a_spec_is_a_library_a_model_and_options(work: Path) -> None:
     )
 
 
-def test_a_file_of_kernelbench_is_that_file(work: Path) -> None:
-    (work / "level1").mkdir()
-    (work / "level1" / "1.py").write_text("never run")
-    assert target_spec("kernelbench:level1/1.py") == "level1/1.py"
-    with pytest.raises(TargetError, match=r"no file level1/2\.py"):
-        target_spec("kernelbench:level1/2.py")
-
-
 # Transformers ------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
 from autocompile.trial.measure.timing import (
-    Parts,
     Rounds,
     StreamTimer,
     Timed,
@@ -614,69 +612,6 @@ def test_the_garbage_collector_is_restored_after_an_exception(clock: Clock) -> N
         screen(timed(call), timed(call), TIMER, LIMITS, 0)
     assert gc.isenabled()
     gc.unfreeze()  # a trial stays frozen; this process goes on
-
-
-def in_parts(
-    clock: Clock, percent: int, *seconds: float, stall_every: int = 0
-) -> Timed:
-    """Calls of which those that last as long are alike; some of the first are stalled for 50 ms."""
-    made = itertools.count(1)
-
-    def first() -> None:
-        stall = stall_every and next(made) % stall_every == 0
-        clock.work(seconds[0] + (0.05 if stall else 0.0))
-
-    calls: list[Callable[[], None]] = [
-        first,
-        *(partial(clock.work, s) for s in seconds[1:]),
-    ]
-    kinds = [
-        [n for n, s in enumerate(seconds) if s == one] for one in dict.fromkeys(seconds)
-    ]
-
-    def whole() -> None:
-        for call in calls:
-            call()
-
-    return replace(timed(whole), parts=Parts(calls, kinds, percent))
-
-
-EAGER_S, COMPILED_S = (1e-3,) * 8 + (4e-3,), (5e-4,) * 8 + (8e-3,)
-
-
-@pytest.mark.parametrize(("percent", "ratio"), [(50, 2.0), (95, 0.5), (99, 0.5)])
-def test_a_percentile_is_timed_in_place_of_the_mean(
-    clock: Clock, percent: int, ratio: float
-) -> None:
-    sides = in_parts(clock, percent, *EAGER_S), in_parts(clock, percent, *COMPILED_S)
-    found = screened(*sides)
-    assert (found.percent, found.calls) == (percent, (2, 2)), (
-        "passes of a block of 20 ms"
-    )
-    assert found.pass_s == pytest.approx(sum(COMPILED_S)), (
-        "for what the first pass took more"
-    )
-    assert found.speedup.value == pytest.approx(ratio)
-    rounds = raced(sides, 6)
-    assert rounds.measurement(1).percent == percent
-    assert rounds.measurement(1).speedup.value == pytest.approx(ratio)
-    assert raced([side.whole for side in sides], 3).measurement(1).percent is None
-
-
-def test_a_stall_in_one_call_of_a_shape_is_no_part_of_its_percentile(
-    clock: Clock,
-) -> None:
-    sides = [in_parts(clock, 95, *s, stall_every=5) for s in (EAGER_S, COMPILED_S)]
-    assert raced(sides, 6).measurement(1).eager_s == pytest.approx([4e-3] * 6)
-
-
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_a_percentile_of_eager_mode_alone_is_compared_with_one(
-    clock: Clock, scale: float
-) -> None:
-    """Next to a short p95 a pass is long: eager would seem slowed, or fast, by its length."""
-    side = in_parts(clock, 50, *(scale * s for s in EAGER_S))
-    assert screened(side, side).eager_call_s == pytest.approx(scale * 1e-3)
 
 
 GIVES_BACK = """

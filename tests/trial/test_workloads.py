@@ -9,9 +9,6 @@ import pytest
 from in_process import Try
 
 from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Measurement
-from autocompile.trial.measure.timing import screen
-from autocompile.trial.tasks import screening
 
 MODEL = """
 import torch
@@ -143,48 +140,3 @@ def test_calls_that_are_none_are_one_paragraph(
     result: dict[str, Any] = try_it("model.py", kind="probe", phases=["forward"])
     assert words in result["message"]
     assert result["explained"]["what"] == result["message"]
-
-
-@pytest.mark.parametrize("phase", ["forward", "train_step"])
-def test_a_percentile_of_the_calls_is_timed(
-    work: Path, try_it: Try, monkeypatch: pytest.MonkeyPatch, phase: str
-) -> None:
-    """One of four calls is slow: the p95 is its time, and the p50 is not."""
-    monkeypatch.setattr(screening, "screen", screen)
-    path = write(work, "0 * (torch.ones(700, 700) @ torch.ones(700, 700)).sum()")
-    text = path.read_text().replace("return y +", "return y if x.shape[0] < 9 else y +")
-    path.write_text(text)
-    config = CompileConfig("aot_eager", dynamic=False).to_dict()
-    times = {}
-    for percent in (50, 95):
-        result = try_it(
-            "model.py", phase, config=config, batch_size=None, percent=percent
-        )
-        assert result["outcome"] == "ok", result["message"]
-        found = Measurement.from_dict(result["measurement"])
-        times[percent] = found.eager_call_s
-        assert found.percent == percent and len(found.eager_s) >= 3
-    assert times[95] > 3 * times[50], "the slow call takes about thirty times as long"
-
-
-def test_a_race_times_the_percentile_of_each_side(target: Path, try_it: Try) -> None:
-    configs = [CompileConfig("aot_eager"), CompileConfig("aot_eager", fullgraph=True)]
-    sides = [
-        {
-            "number": n,
-            "config": config.to_dict(),
-            "cache": f"cache{n}",
-            "is_warm": False,
-        }
-        for n, config in enumerate(configs)
-    ]
-    limits = {"rounds": 4, "max_s": 60.0, "block_s": 0.001}
-    result = try_it(
-        "model.py", kind="race", sides=sides, batch_size=None, percent=95, **limits
-    )
-    assert [side["outcome"] for side in result["sides"]] == ["ok", "ok"]
-    first, second = (
-        Measurement.from_dict(side["measurement"]) for side in result["sides"]
-    )
-    assert first.percent == second.percent == 95
-    assert first.eager_s == second.eager_s and first.compiled_s != second.compiled_s

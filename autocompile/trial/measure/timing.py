@@ -8,9 +8,6 @@ What is covered:
   all sides for as many rounds (:func:`side_by_side`);
 - on a GPU, calls as in a long loop, in which the CPU queues the next one while the GPU is at work
   (:class:`StreamTimer`);
-- a percentile of the calls of a workload. A block is passes then, whose calls are timed one by one,
-  each between two synchronizations. A kind of calls takes the median of its calls in the block, so
-  that a stall of the machine is none of it, and counts as often as it comes;
 - what a side costs the next one: its threads busy-wait for about ten milliseconds after their last
   call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5 times as
   long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is measured,
@@ -33,14 +30,14 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from autocompile.estimate.intervals import median, percentile, speedup
+from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
 from autocompile.trial.model.calls import Calls, in_words
@@ -148,46 +145,21 @@ def timer_of(device: torch.device) -> Timer:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The calls of a pass, of which a percentile counts; ``kinds``: positions of those alike."""
-
-    calls: Sequence[Callable[[], Any]]
-    kinds: Sequence[Sequence[int]]
-    percent: int
-
-    def timed(self, passes: int, timer: Timer) -> float:
-        """The percentile in seconds."""
-        runs = [_one_by_one(self.calls, timer) for _ in range(passes)]
-        times = (
-            (median([run[n] for run in runs for n in k]), len(k)) for k in self.kinds
-        )
-        return percentile(times, self.percent)
-
-
-@dataclass(frozen=True)
 class Timed:
     """One side of a comparison: its call, and what surrounds each block of calls, not timed."""
 
     call: Callable[[], Any]
     restore: Callable[[], None]
     context: Callable[[], contextlib.AbstractContextManager[Any]]
-    parts: Parts | None = None  # of the call, where not its mean counts
-
-    @property
-    def whole(self) -> Timed:
-        """The same, with the call timed as one."""
-        return replace(self, parts=None)
 
 
 def block(side: Timed, calls: int, timer: Timer, lead: int = 0) -> float:
-    """Seconds per call of one block, after ``lead`` untimed calls; of parts their percentile."""
+    """Seconds per call of one block, after ``lead`` untimed calls."""
     side.restore()
     with side.context():
         timer.synchronize()
         for _ in range(lead):
             side.call()
-        if side.parts:
-            return side.parts.timed(calls, timer)
         return timer.seconds(side.call, calls) / calls
 
 
@@ -262,7 +234,7 @@ class Rounds:
     def __init__(
         self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int
     ) -> None:
-        if sides[0].parts or any(timer.misses(side) for side in sides):
+        if any(timer.misses(side) for side in sides):
             timer = timer.alone()
         self.timer = timer
         self._sides, self._random = sides, random.Random(seed)
@@ -271,7 +243,6 @@ class Rounds:
         ] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [timer.lead(1)] * len(sides)
-        sides = [side.whole for side in sides]
         self._alone_s = [math.inf] * len(sides)
 
         def once_s(index: int) -> float:
@@ -323,15 +294,13 @@ class Rounds:
             )
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
-        parts = self._sides[index].parts
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
             calls=(self.calls[0], self.calls[index]),
             flags=flags,
             leads=(self.leads[0], self.leads[index]),
-            percent=parts.percent if parts else None,
-            pass_s=self._alone_s[index] if parts or self.timer.lead(1) else None,
+            pass_s=self._alone_s[index] if self.timer.lead(1) else None,
         )
 
 
@@ -434,15 +403,14 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
 
 
 def _alone(side: Timed, timer: Timer, block_s: float) -> float:
-    """Median seconds of a call, or of the percentile of its parts, without other sides."""
+    """Median seconds of a call without other sides."""
     time.sleep(_GAP_S)
-    timer = timer.alone() if side.parts else timer
-    calls, whole = 1, side.whole
-    if (took_s := block(whole, 1, timer, timer.lead(1))) <= _LONG_CALL_S:
-        calls = fill(whole, timer, block_s)
-        took_s = block(whole, calls, timer, timer.lead(calls))
+    calls = 1
+    if (took_s := block(side, 1, timer, timer.lead(1))) <= _LONG_CALL_S:
+        calls = fill(side, timer, block_s)
+        took_s = block(side, calls, timer, timer.lead(calls))
     if block_s < took_s:  # a busy-wait does not matter for a call this long
-        return block(side, 1, timer) if side.parts else took_s
+        return took_s
     return median(
         [block(side, calls, timer, timer.lead(calls)) for _ in range(_ALONE_BLOCKS)]
     )

@@ -159,7 +159,7 @@ class _Race(Comparison):
         self.reference = ReferenceWork(self.target.device)
         seed = request.header.seed + request.number
         while running := [racer for racer in self.racers if not racer.has_ended]:
-            eager = timed(self.eager, request.header.percent)
+            eager = timed(self.eager)
             sides = [eager, *map(self._watched, running)]
             whole = (
                 contextlib.nullcontext() if request.takes_turns else channel.exclusive()
@@ -182,7 +182,7 @@ class _Race(Comparison):
 
     def _watched(self, racer: _Racer) -> Timed:
         """A side for timing whose failure inside a block is its own outcome."""
-        timing = timed(racer.side, self.request.header.percent)
+        timing = timed(racer.side)
 
         @contextlib.contextmanager
         def context() -> Iterator[None]:

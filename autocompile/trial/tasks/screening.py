@@ -48,8 +48,7 @@ def screen_setting(request: TrialRequest, channel: Channel, result: Record) -> N
             with channel.exclusive():
                 channel.step(Step.MEASURE)
                 trial.verifier.share_kept(trial.compiled)
-                percent = request.header.percent
-                sides = timed(trial.eager, percent), timed(trial.compiled, percent)
+                sides = timed(trial.eager), timed(trial.compiled)
                 reference.sample()
                 seed = request.header.seed + request.number
                 measurement, notes = screen(*sides, trial.timer, request.limits, seed)

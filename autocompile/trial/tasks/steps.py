@@ -23,13 +23,12 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry
 from autocompile.trial.measure.timing import (
-    Parts,
     Timed,
     cost_of_giving_back,
     keep_freed_memory,
     timer_of,
 )
-from autocompile.trial.model.calls import Calls, first_call, kinds, other_values
+from autocompile.trial.model.calls import Calls, first_call, other_values
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
@@ -171,10 +170,8 @@ def _demand_close(verifier: Verifier, unchanged: View, notes: list[str]) -> None
         raise Failed(Outcome.WRONG_OUTPUT, what)
 
 
-def timed(side: Side, percent: int | None = None) -> Timed:
+def timed(side: Side) -> Timed:
     """A side for timing, in which a recompile inside a block is an error.
-
-    ``percent``: of the calls of a workload, whose percentile is timed in place of their mean.
 
     Recompiles are counted after the block: torch's stance ``fail_on_recompile`` would add a
     microsecond to each compiled call.
@@ -194,7 +191,4 @@ def timed(side: Side, percent: int | None = None) -> Timed:
                 Outcome.RECOMPILE_LIMIT, f"recompiled while it was timed: {why}"
             )
 
-    parts = None
-    if percent is not None and isinstance(side.inputs, Calls):
-        parts = Parts(side.each, kinds(side.inputs), percent)
-    return Timed(side.call, side.restore, counted, parts)
+    return Timed(side.call, side.restore, counted)
