@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -169,16 +168,19 @@ def honest(asked: Asked, only: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    import torch
-
-    on_gpu = device.startswith("cuda")
-    name = torch.cuda.get_device_name(device) if on_gpu else platform.machine()
-    return {
-        "machine": f"{name}, {os.cpu_count()} cores",
-        "device": device,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    """What it runs on, as a process of its own sees it: this one keeps off the GPU."""
+    look = f"""
+import json, os, platform, torch
+on_gpu = {device.startswith("cuda")}
+name = torch.cuda.get_device_name({device!r}) if on_gpu else platform.machine()
+print(json.dumps({{"machine": f"{{name}}, {{os.cpu_count()}} cores", "device": {device!r},
+    "torch": torch.__version__, "python": platform.python_version()}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def demand_one_package(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""ResNet-50, and SGD with momentum; two of its sixteen blocks in each stage on a CPU."""
+"""ResNet-50, and SGD with momentum; on a CPU one block in each stage."""
 
 from resnet18 import IS_SMALL, Net, get_inputs, get_loss, get_optimizer
 
