@@ -49,20 +49,19 @@ os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 gc.disable()  # until all tests are collected: what is imported for them is no garbage
 
-# What takes longest begins first, so that no worker ends with a long file alone.
-_LONG = (
-    "learner faults_study faults rllib_tuned backends_contract cli documents memory study verifier "
-    "rllib export_runs notebook execute race faults_target dimensions freezing backends_onnxrt "
-    "gallery in_algorithm rllib_runners optimizers station carried budget verify numbers trainers "
-    "rllib_connectors backends_openvino resuming racing preview draws mcp"
-).split()
+# Folders whose tests start processes, compile or import Ray, those with the longest files first:
+# they begin first, so that no worker ends with a long file alone. All others take seconds.
+_LONG = "trial runtime search execute . export cli commands cluster".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of long files first."""
+    """Put the tests of long folders first."""
     gc.enable()
-    order = {f"test_{name}": number for number, name in enumerate(_LONG)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    tests = Path(__file__).parent
+    order = {tests / folder: number for number, folder in enumerate(_LONG)}
+    if gone := [str(folder) for folder in order if not folder.is_dir()]:
+        raise pytest.UsageError(f"_LONG of tests/conftest.py: no {', '.join(gone)}")
+    items.sort(key=lambda item: order.get(item.path.parent, len(order)))
 
 
 @pytest.fixture(scope="module", autouse=True)
