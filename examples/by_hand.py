@@ -6,12 +6,13 @@ python examples/by_hand.py
 import contextlib
 import dataclasses
 import itertools
+import math
 import tempfile
 
 from autocompile import progress, result
 from autocompile.estimate import candidates, decision
 from autocompile.execute import job, local
-from autocompile.protocol.requests import RaceRequest, Side, TimingLimits, TrialRequest
+from autocompile.protocol.requests import Side, TimingLimits, TrialRequest
 from autocompile.search import effects, jobs, opening, optuna_study, records, sampler
 from autocompile.space import space
 from autocompile.store.record import RunFolder
@@ -30,12 +31,11 @@ def tune(target, backends, run, executor):
         run, asked.header, timeout_s=300.0, memory_limit_bytes=None
     )
 
-    def in_a_child(kind, **more):  # which may end in any way: that is an ending too
+    def in_a_child(*sides, **more):  # which may end in any way: that is an ending too
         place = {"number": factory.next_number(), "phase": PHASE, "batch_size": SIZE}
-        request = kind(header=factory.header, **place, **more)
-        return request.number, jobs.run_job(
-            executor, factory.job(request), progress.Progress()
-        )
+        request = TrialRequest(header=factory.header, sides=sides, **place, **more)
+        ending = jobs.run_job(executor, factory.job(request), progress.Progress())
+        return records.records_of(request, ending)
 
     def keep(record):
         run.save(
@@ -50,11 +50,9 @@ def tune(target, backends, run, executor):
     )
     study = optuna_study.OptunaStudy(portfolio, run, print)
     study.restore([])
-    for setting in itertools.islice(iter(study.ask, None), TRIALS):
-        number, ending = in_a_child(
-            TrialRequest, config=setting.config, limits=TimingLimits()
-        )
-        keep(record := records.to_record(number, setting, ending))
+    for setting in itertools.islice(iter(lambda: study.ask(math.inf), None), TRIALS):
+        (record,) = in_a_child(Side(setting.config))
+        keep(record)
         study.tell(record)
 
     for race in (1, 2, 3):  # each in a process of its own, since processes differ
@@ -63,13 +61,11 @@ def tune(target, backends, run, executor):
             for c in decision.finalists(decision.decide_all(run.read()[0])[SIZE])
         ]
         sides = [
-            Side(r.number, r.config, str(factory.cache_of(r.number)), True)
+            Side(r.config, r.number, str(factory.cache_of(r.number)), True)
             for r in best
         ]
-        _, ending = in_a_child(
-            RaceRequest, sides=tuple(sides), block_s=0.02, rounds=24, max_s=3.0
-        )
-        for record in records.side_records(best, ending, at_work=-1):
+        limits = TimingLimits.exactly(rounds=24, max_s=3.0)
+        for record in in_a_child(*sides, checks="again", limits=limits):
             keep(dataclasses.replace(record, number=factory.next_number(), race=race))
     facts = opening.described(run, asked, found)
     return result.make_result(run, facts, run.read()[0], candidates.Limits())

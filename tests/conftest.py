@@ -23,7 +23,13 @@ from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.starter import Isolation
-from autocompile.protocol.requests import Header, TimingLimits, TrialRequest, request_of
+from autocompile.protocol.requests import (
+    Header,
+    Side,
+    TimingLimits,
+    TrialRequest,
+    request_of,
+)
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder
 
@@ -226,7 +232,11 @@ class Bench:
         """Begin a short trial of a target's forward; its number."""
         header, config = Header(str(target), device), CompileConfig(backend=backend)
         request = TrialRequest(
-            header=header, phase="forward", config=config, batch_size=4, limits=SHORT
+            header=header,
+            phase="forward",
+            sides=(Side(config),),
+            batch_size=4,
+            limits=SHORT,
         )
         return self.begin(request.to_dict(), timeout_s)
 

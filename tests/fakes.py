@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,24 @@ from autocompile.execute.executor import (
     Stepped,
     Told,
 )
-from autocompile.protocol.requests import ProbeRequest, RaceRequest, read_request
+from autocompile.protocol.requests import (
+    ProbeRequest,
+    Request,
+    TrialRequest,
+    read_request,
+)
 from autocompile.settings.phases import FORWARD
 from autocompile.store.reading import plain
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["FakeExecutor", "ScriptedStations", "failed", "measured", "probed"]
+__all__ = [
+    "FakeExecutor",
+    "ScriptedStations",
+    "failed",
+    "kind_of",
+    "measured",
+    "probed",
+]
 
 Script = Callable[[Mapping[str, Any]], Ending]
 
@@ -113,6 +126,13 @@ def probed(**more: Any) -> Ending:
     return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=0.1)
 
 
+def kind_of(request: Request) -> str:
+    """The kind of a request; of trials also ``race``, and ``exported`` for exported code."""
+    if not isinstance(request, TrialRequest) or not request.is_race:
+        return request.kind
+    return "exported" if request.is_exported else "race"
+
+
 class FakeExecutor:
     """An :class:`autocompile.execute.executor.Executor` with scripted trials.
 
@@ -140,15 +160,17 @@ class FakeExecutor:
     def start(self, job: Job) -> None:
         """Decide at once how it ends; :meth:`wait` tells."""
         asked = read_request(job.folder)
-        request = asked.to_dict()
-        if isinstance(asked, RaceRequest) and any(
-            side.exported for side in asked.sides
-        ):
-            request["kind"] = "exported"
+        request = {**asked.to_dict(), "kind": kind_of(asked)}
         if isinstance(asked, ProbeRequest):
             ending = self._probe
-        elif isinstance(asked, RaceRequest):
+        elif isinstance(asked, TrialRequest) and asked.is_race:
             ending = self._race(request)
+        elif isinstance(asked, TrialRequest):
+            (side,) = request["sides"]
+            request = {**request, "config": side["config"]}
+            self.requests.append(request)
+            ending = self._script(request)
+            ending = replace(ending, payload={"sides": [dict(ending.payload)]})
         else:
             self.requests.append(request)
             ending = self._script(request)
@@ -159,12 +181,12 @@ class FakeExecutor:
         """Run the script for each side, in a request whose ``repeats`` is the trial's number."""
         sides, wall_s = [], 0.0
         for side in request["sides"]:
-            own = {**request, "config": side["config"], "repeats": side["number"]}
+            own = {**request, "config": side["config"], "repeats": side["repeats"]}
             if request["kind"] == "race":
                 self.requests.append(own)
             ending = self._script(own)
             wall_s += ending.wall_s
-            said = {"number": side["number"], "outcome": ending.outcome.value}
+            said = {"number": side["repeats"], "outcome": ending.outcome.value}
             said |= {"step": ending.step.value, "message": ending.message}
             sides.append({**ending.payload, **said})
         payload = {"sides": sides}

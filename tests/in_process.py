@@ -20,11 +20,11 @@ import torch._dynamo
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
 from autocompile.protocol.requests import _CLASSES, Header
-from autocompile.settings.config import CompileConfig
+from autocompile.search.records import of_only_side
 from autocompile.store.record import Measurement
 from autocompile.trial import worker
 from autocompile.trial.measure.timing import block
-from autocompile.trial.tasks import screening
+from autocompile.trial.tasks import closer, session
 
 __all__ = ["Try", "timed_for_a_moment", "trials"]
 
@@ -57,7 +57,7 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
             "target": str(target),
             "phase": phase,
             "phases": [phase],
-            "config": CompileConfig(backend=backend).to_dict(),
+            "sides": [{"config": more.pop("config", {"backend": backend})}],
             "backends": [],
             "batch_size": 4,
             "device": "cpu",
@@ -76,7 +76,7 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
         for name in set(sys.modules) - modules:
             if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
                 del sys.modules[name]
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
+        return sent(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
     with contextlib.ExitStack() as stack:
         # What targets and the worker set for good.
@@ -84,10 +84,9 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
         flags |= {"recompile_limit": torch._dynamo.config.recompile_limit}
         stack.enter_context(torch._dynamo.config.patch(**flags, allow_rnn=False))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(screening, "screen", timed_for_a_moment)
-        patch.setattr(
-            screening, "try_schedule", lambda *_: None
-        )  # test_trial_optimizers has it
+        patch.setattr(session, "screen", timed_for_a_moment)
+        # test_optimizers has it
+        patch.setattr(closer, "try_schedule", lambda *_: None)
         yield run
     _forget(before)
     torch._dynamo.reset()
@@ -95,6 +94,15 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
     torch.set_rng_state(torch_state)
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def sent(result: dict[str, Any], number: int = 0) -> dict[str, Any]:
+    """A result; of a setting's first trial what was sent of the setting, and how it ended."""
+    sides = result.get("sides")
+    if not sides or sides[0]["number"] != number:
+        return result
+    ended = {name: result[name] for name in ("outcome", "step", "message")}
+    return {**of_only_side(result), **ended}
 
 
 def timed_for_a_moment(eager: Any, compiled: Any, timer: Any, *_: Any) -> Any:

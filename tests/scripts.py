@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from conftest import Clock
-from fakes import FakeExecutor, measured, probed
+from fakes import FakeExecutor, kind_of, measured, probed
 
 import autocompile
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.progress import Progress
-from autocompile.protocol.requests import RaceRequest, read_request
+from autocompile.protocol.requests import read_request
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
 
@@ -121,10 +121,7 @@ class Recorder(FakeExecutor):
 
     def start(self, job: Job) -> None:
         request = read_request(job.folder)
-        is_exported = isinstance(request, RaceRequest) and any(
-            s.exported for s in request.sides
-        )
-        kind = "exported" if is_exported else request.kind
+        kind = kind_of(request)
         self.jobs.append((job, kind, len(self._alive)))
         self.asked[job.number] = request.to_dict()
         self._alive.add(job.number)

@@ -25,7 +25,6 @@ from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Tol
 from autocompile.protocol.requests import (
     ProbeRequest,
     ProbeResult,
-    RaceRequest,
     read_request,
 )
 from autocompile.settings.tuned import unlike
@@ -80,7 +79,7 @@ class Task:
     @property
     def cell(self) -> tuple[str, int | None] | None:
         """Phase and batch size of a race."""
-        if self.request["kind"] != RaceRequest.kind:
+        if all(s["repeats"] is None for s in self.request.get("sides", ())):
             return None
         return self.request["phase"], self.request["batch_size"]
 

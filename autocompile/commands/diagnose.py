@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from autocompile.commands.bench import SAMPLE, Bench, bench
-from autocompile.protocol.requests import ProbeResult, TimingLimits, TrialRequest
-from autocompile.search.records import to_record
+from autocompile.protocol.requests import ProbeResult, Side, TimingLimits, TrialRequest
+from autocompile.search.records import of_only_side, to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.phases import phase_of
@@ -129,11 +130,12 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
     ending = jobs.run(
         TrialRequest,
         phase=setting.phase,
-        config=setting.config,
+        sides=(Side(setting.config),),
         batch_size=setting.batch_size,
         limits=_LIMITS,
     )
-    record = to_record(0, setting, ending)
+    payload = of_only_side(ending.payload)
+    record = to_record(0, setting, dataclasses.replace(ending, payload=payload))
     speedup = (
         record.measurement.speedup.to_dict()
         if record.ok and record.measurement

@@ -43,10 +43,8 @@ def ending_of(child: Child) -> Ending:
     )
     payload = child.result or {}
     if child.result is None and child.measured is not None and child.garbage is None:
-        payload, told = child.measured, f"after its measurement: {message}"
-        if isinstance(notes := payload.get("notes"), list):
-            payload = {**payload, "notes": [*notes, told]}
-        outcome, step, message = Outcome.OK, Step.EXIT, ""
+        payload, message = child.measured, f"after its measurement: {message}"
+        outcome, step = Outcome.OK, Step.EXIT
     # Forking or another trial can cause these; a setting that raises would raise again.
     died = (
         outcome is Outcome.CRASHED

@@ -1,7 +1,7 @@
 """What a trial's process is asked to do, the content of ``request.json``, and what it sends back.
 
 A task fills its result in while it runs, so that what is known is sent even if the task fails
-later. That of a trial is the :class:`~autocompile.store.record.Record` that is kept.
+later. Of each side of a trial that is the :class:`~autocompile.store.record.Record` that is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
@@ -35,20 +35,29 @@ class Header:
 
 @dataclass(frozen=True)
 class TimingLimits:
-    """When to stop timing one setting."""
+    """When to stop timing the sides of a trial beside eager mode.
+
+    A search stops as soon as a speed-up is known well enough or is clearly too low; a race times
+    as many rounds of all sides (:meth:`exactly`).
+    """
 
     rounds: int = 8  # at least, unless a call takes very long
+    most: int | None = None  # rounds; None: as many as fit
     max_s: float = 0.5
-    front_s: float = 1.0  # max_s of a setting near the best
+    front_s: float = 1.0  # max_s where a side is near the best
     half_width: float = (
-        0.01  # of the speed-up's interval, relative; stop when it is this narrow
+        0.01  # of a speed-up's interval, relative; stop when it is this narrow
     )
-    beat: float = (
-        0.0  # the best known speed-up; stop when a setting is clearly below it
-    )
+    beat: float = 0.0  # the best known speed-up; stop when all are clearly below it
     block_s: float = (
         0.02  # about; of a GPU three calls at least; a longer call is its own block
     )
+
+    @classmethod
+    def exactly(cls, rounds: int, max_s: float, block_s: float = 0.02) -> TimingLimits:
+        """So many rounds whatever they show, or as many as fit in ``max_s`` seconds."""
+        times = {"max_s": max_s, "front_s": max_s, "block_s": block_s}
+        return cls(rounds, rounds, half_width=0.0, **times)
 
 
 @dataclass(frozen=True)
@@ -62,12 +71,12 @@ class ExportedCode:
 
 @dataclass(frozen=True)
 class Side:
-    """One setting of a race."""
+    """One setting of a trial, which is verified and timed beside eager mode."""
 
-    number: int  # of the trial that found it
     config: CompileConfig
-    cache: str  # folder of its compiler cache
-    is_warm: bool  # whether its code is in the cache
+    repeats: int | None = None  # the trial that found it; None: this is its first trial
+    cache: str | None = None  # folder of its compiler cache; None: that of the process
+    is_warm: bool = False  # whether its code is in the cache
     exported: ExportedCode | None = None  # makes this side in place of the setting
 
 
@@ -86,31 +95,43 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest(Request):
-    """Verify one setting and time it against eager mode."""
+    """Verify settings and time them beside eager mode: one in a search, several in a race.
+
+    Raises:
+        ValueError: no side, or ``all`` checks of several sides, whose compiles are counted for the
+            whole process.
+    """
 
     kind = "trial"
     phase: str
-    config: CompileConfig
-    batch_size: int | None = None
-    limits: TimingLimits = TimingLimits()
-    calls_per_update: int | None = None
-    compile_threads: int = 1  # of Inductor
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaceRequest(Request):
-    """Verify settings, or exported code, and time them side by side."""
-
-    kind = "race"
-    phase: str
     sides: tuple[Side, ...]
     batch_size: int | None = None
-    block_s: float
-    rounds: int
-    max_s: float  # of all rounds
+    # ``again``: only those that a setting that has been verified before may still fail.
+    checks: Literal["all", "again"] = "all"
+    limits: TimingLimits = TimingLimits()
     takes_turns: bool = False  # with other processes, round by round
-    compile_threads: int = 1  # of Inductor
     calls_per_update: int | None = None
+    compile_threads: int = 1  # of Inductor
+
+    def __post_init__(self) -> None:
+        if not self.sides:
+            raise ValueError("a trial has no side")
+        if self.checks == "all" and len(self.sides) > 1:
+            raise ValueError("all checks are of one side only")
+
+    @property
+    def is_race(self) -> bool:
+        """Whether it times again what other trials have found."""
+        return any(side.repeats is not None for side in self.sides)
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether exported code makes a side."""
+        return any(side.exported is not None for side in self.sides)
+
+    def number_of(self, side: Side) -> int:
+        """The trial that a side stands for: the one that found it, or this one."""
+        return self.number if side.repeats is None else side.repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +168,7 @@ class AlgorithmRequest(Request):
 
 
 _CLASSES: Mapping[str, type[Request]] = {
-    one.kind: one
-    for one in (TrialRequest, RaceRequest, ProbeRequest, SaveRequest, AlgorithmRequest)
+    one.kind: one for one in (TrialRequest, ProbeRequest, SaveRequest, AlgorithmRequest)
 }
 
 
@@ -172,8 +192,11 @@ def request_of(data: Mapping[str, Any]) -> Request:
 
 
 @dataclass(kw_only=True)
-class RaceResult(TaskResult):
-    """What a race sends: a record of each side."""
+class TrialResult(TaskResult):
+    """What a trial sends: a record of each side, whose ``number`` is :meth:`TrialRequest.number_of`.
+
+    How the trial ended is how its only side did, or that of several all had their turn.
+    """
 
     sides: list[Record] = field(default_factory=list)
 

@@ -20,14 +20,19 @@ from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
 from autocompile.estimate.stages import STAGES, Stage, needing
 from autocompile.execute.executor import Ending
-from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
+from autocompile.protocol.requests import (
+    ExportedCode,
+    Side,
+    TimingLimits,
+    TrialRequest,
+)
 from autocompile.search.jobs import Jobs
-from autocompile.search.records import side_records
+from autocompile.search.records import records_of
 from autocompile.search.study import Study
 from autocompile.settings.config import EAGER, Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
-_BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
+LIMITS = TimingLimits.exactly(rounds=24, max_s=3.0)  # of each set
 # Share of a cold compile by Inductor that a warm one takes: 4 to 25 % in nearly all races of
 # studies/gpu.
 _WARM = 0.25
@@ -54,6 +59,7 @@ class Race:
     study: Study
     limits: Limits
     own_sizes: Mapping[str, int | None]
+    _asked: dict[int, TrialRequest] = field(default_factory=dict)  # of those running
     _alone: set[int] = field(default_factory=set)  # failed beside others: run with none
     _given_up: set[Cell] = field(
         default_factory=set
@@ -184,7 +190,7 @@ class Race:
             * c.record.step_s.get("compile", 0.0)
             for c in runners
         )
-        return start_s + compile_s + _MAX_S
+        return start_s + compile_s + LIMITS.max_s
 
     # One set --------------------------------------------------------------------------------------
 
@@ -243,15 +249,14 @@ class Race:
     ) -> int:
         """Start a process that times these settings beside eager; its number."""
         factory, (phase, batch_size) = self.study.job_factory, cell
-        request = RaceRequest(
+        request = TrialRequest(
             header=factory.header,
             number=factory.next_number(),
             phase=phase,
             batch_size=batch_size,
             sides=tuple(self._side(c, exported) for c in group),
-            block_s=_BLOCK_S,
-            rounds=_ROUNDS,
-            max_s=_MAX_S,
+            checks="again",
+            limits=LIMITS,
             takes_turns=takes_turns,
             calls_per_update=self.study.calls_per_update(*cell),
             compile_threads=self.study.executor.compile_threads(not takes_turns),
@@ -262,6 +267,7 @@ class Race:
             fresh=exported is not None,
             alone=not takes_turns,
         )
+        self._asked[request.number] = request
         jobs.start(job)
         return request.number
 
@@ -269,13 +275,20 @@ class Race:
         """With the compiler cache of its trial, if one is there."""
         factory, number = self.study.job_factory, c.record.number
         cache, has_cache = str(factory.cache_of(number)), factory.has_cache(number)
-        return Side(number, c.record.config, cache, has_cache, exported)
+        return Side(c.record.config, number, cache, has_cache, exported)
 
     def _records(
         self, job: int, group: Sequence[Candidate], ending: Ending
     ) -> list[Record]:
+        """A record of each side that had its turn, with what only its trial has found."""
+        trials = {c.record.number: c.record for c in group}
         self.study.job_factory.drop_cache(job)
-        return side_records([c.record for c in group], ending, self._at_work(job))
+        records = records_of(self._asked.pop(job), ending, self._at_work(job))
+        for record in records:
+            trial = trials[record.repeats or 0]
+            record.refresh_s = trial.refresh_s
+            record.calls_per_update = trial.calls_per_update
+        return records
 
     def _at_work(self, job: int) -> int:
         """The trial whose setting was at work when the process ended; -1 for none."""
@@ -290,7 +303,8 @@ class Race:
         study, group = self.study, current.running.pop(job)
         had_company = current.takes_turns or len(group) > 1
         numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
-        for record in self._records(job, group, ending):
+        records = self._records(job, group, ending)
+        for record in records:
             trial = record.repeats or 0
             if not record.ok and had_company and trial not in self._alone:
                 self._alone.add(trial)
@@ -298,10 +312,7 @@ class Race:
             record.number, record.race = next(numbers), current.number
             record.detail["raced_in"] = job
             study.save_raced(record)
-        is_of_setting = self._at_work(job) in [c.record.number for c in group]
-        if ending.outcome is Outcome.OK:
-            is_of_setting = bool(ending.payload.get("sides"))
-        if not is_of_setting and ending.outcome is not Outcome.INTERRUPTED:
+        if not records and ending.outcome is not Outcome.INTERRUPTED:
             study.progress.warning(
                 f"a race of {current.cell[0]} ended with {ending.outcome.value} "
                 f"({ending.message}): log in {study.job_factory.folder.trial(job)}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
+from autocompile.protocol.requests import TrialRequest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, Step
 
@@ -24,6 +24,7 @@ _OF_ITS_PROCESS = (
     Outcome.CRASHED,
     Outcome.INTERRUPTED,
 )
+_NO_FAILURE = (Outcome.OK, Outcome.INTERRUPTED)
 _PLACE = ("number", "phase", "config", "batch_size")
 _NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
@@ -35,7 +36,7 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     of_parent |= {
         "outcome": ending.outcome,
         "step": ending.step,
-        "message": ending.message,
+        "message": "" if ending.outcome is Outcome.OK else ending.message,
     }
     of_parent |= {"role": "search", "repeats": None, "race": None, "duplicate_of": None}
     spans = (*(ending.first.spans if ending.first else ()), *ending.spans)
@@ -51,6 +52,8 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         return Record(
             *place, outcome=Outcome.INFRASTRUCTURE, step=ending.step, message=what
         )
+    if record.ok and ending.message:
+        record.notes.append(ending.message)
     if ending.stack:
         record.detail["stack"] = ending.stack
     if first := ending.first:
@@ -68,36 +71,73 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     return record
 
 
-def side_records(
-    trials: Sequence[Record], ending: Ending, at_work: int
+def records_of(
+    request: TrialRequest, ending: Ending, at_work: int = -1
 ) -> list[Record]:
-    """A record for each side of a race of these trials; numbers are still to be given.
+    """The records of a trial's sides, of those that had their turn.
 
-    ``at_work``: the trial whose turn it was when the process ended; another number for none.
+    Of a setting's first trial there is one whatever happened: what ended the process ended it. A
+    side that is timed again gets one if it has ended by itself, or was at work when its process did:
+    what happens outside of all turns is nobody's. Its number is to be given.
+
+    Args:
+        at_work: the trial that a side stands for that was at work when the process ended; another
+            number for none.
     """
-    by_number = {r.number: r for r in trials}
-    endings: dict[int, Ending] = {}
-    sides = ending.payload.get("sides") if ending.outcome is Outcome.OK else None
-    for side in sides if isinstance(sides, list) else ():
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # it is no side
-            number = by_number[side["number"]].number
-            outcome, step = Outcome(side["outcome"]), Step(side["step"])
-            message = str(side.get("message", ""))
-            endings[number] = dataclasses.replace(
-                ending, outcome=outcome, step=step, message=message, payload=side
-            )
-    if ending.outcome not in (Outcome.OK, Outcome.INTERRUPTED) and at_work in by_number:
-        endings[at_work] = dataclasses.replace(ending, payload={})
+    sent = _sides_by_number(ending.payload)
     records = []
-    for number, each in endings.items():
-        trial = by_number[number]
-        record = to_record(-1, Setting.of(trial), each)
-        record.role, record.repeats = "confirm", number
-        record.wall_s /= len(endings)
-        record.refresh_s = trial.refresh_s
-        record.calls_per_update = trial.calls_per_update
-        records.append(record)
+    for side in request.sides:
+        number = request.number_of(side)
+        setting = Setting(side.config, request.batch_size, request.phase)
+        own = sent.get(number, {})
+        if side.repeats is None:
+            payload = of_only_side(ending.payload)
+            whole = dataclasses.replace(ending, payload=payload)
+            records.append(to_record(number, setting, whole))
+            continue
+        if at_work == number and ending.outcome not in _NO_FAILURE:
+            its: Ending | None = dataclasses.replace(ending, payload={})
+        else:
+            its = _ending_of(own, ending)
+        if its is not None:
+            record = to_record(-1, setting, its)
+            record.role, record.repeats = "confirm", number
+            records.append(record)
+    for record in records:
+        record.wall_s /= len(records)
     return records
+
+
+def of_only_side(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trial of one setting has sent of it, with what ended the process outside of its turn."""
+    sides = payload.get("sides")
+    side = sides[0] if isinstance(sides, list) and sides else {}
+    told = {name: payload[name] for name in ("where", "explained") if payload.get(name)}
+    return {**(side if isinstance(side, Mapping) else {"sides": side}), **told}
+
+
+def _sides_by_number(payload: Mapping[str, Any]) -> dict[Any, Mapping[str, Any]]:
+    """What a process has sent of each side, as far as it is that."""
+    sides = payload.get("sides")
+    return {
+        side["number"]: side
+        for side in (sides if isinstance(sides, list) else ())
+        if isinstance(side, Mapping) and isinstance(side.get("number"), int)
+    }
+
+
+def _ending_of(side: Mapping[str, Any], process: Ending) -> Ending | None:
+    """How a side has ended by what was sent of it; None if it has not, or that is no ending."""
+    try:
+        outcome, step = Outcome(side["outcome"]), Step(side["step"])
+    except (KeyError, ValueError):
+        return None
+    if outcome is Outcome.INTERRUPTED:  # it had no turn
+        return None
+    message = str(side.get("message", ""))
+    return dataclasses.replace(
+        process, outcome=outcome, step=step, message=message, payload=side
+    )
 
 
 def answer(number: int, setting: Setting, known: Known) -> Record | None:

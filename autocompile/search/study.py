@@ -14,11 +14,11 @@ from typing import Any
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
-from autocompile.protocol.requests import TimingLimits, TrialRequest
+from autocompile.protocol.requests import Side, TimingLimits, TrialRequest
 from autocompile.search.deadlines import Deadlines
 from autocompile.search.jobs import Interrupts, Jobs
 from autocompile.search.optuna_study import OptunaStudy
-from autocompile.search.records import answer, to_record
+from autocompile.search.records import answer, records_of
 from autocompile.search.sampler import ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -68,6 +68,7 @@ class Study:
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
         self._running: dict[int, Setting] = {}
+        self._asked: dict[int, TrialRequest] = {}  # of those running
         self._beside: dict[int, int] = {}  # most others that ran beside each
         self._races_s = 0.0
         for record in self.records:
@@ -186,7 +187,7 @@ class Study:
             header=self.job_factory.header,
             number=number,
             phase=setting.phase,
-            config=config,
+            sides=(Side(config),),
             batch_size=setting.batch_size,
             limits=_EAGER
             if config.is_plain_eager
@@ -194,6 +195,7 @@ class Study:
             calls_per_update=self.calls_per_update(*setting.cell),
             compile_threads=self._threads(setting),
         )
+        self._asked[number] = request
         seen = [
             r.step_s.get("compile", 0.0)
             for r in self._worked()
@@ -211,7 +213,7 @@ class Study:
 
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
-        record = to_record(number, setting, ending)
+        (record,) = records_of(self._asked.pop(number), ending)
         record.horizon = self.passes(setting.phase)
         record.beside = self._beside.pop(number)
         if record.compile_s is not None and not record.config.is_eager:

@@ -16,7 +16,7 @@ from typing import Any
 
 from autocompile.protocol.events import EventName, encode
 from autocompile.store.reading import plain
-from autocompile.store.record import Outcome, Record, Step, TaskResult
+from autocompile.store.record import Outcome, Step, TaskResult
 
 # Modules of torch._inductor, and how the methods of their classes begin that time kernels.
 _TIMING = {
@@ -71,10 +71,10 @@ class Channel:
         result.step = self.current
         self.send(EventName.RESULT, **plain(result))
 
-    def measured(self, record: Record) -> None:
+    def measured(self, result: TaskResult) -> None:
         """Send what counts if this process ends, whatever ends it, before it sends its result."""
         if self._descriptor is not None:
-            known = dataclasses.replace(record, outcome=Outcome.OK, step=Step.EXIT)
+            known = dataclasses.replace(result, outcome=Outcome.OK, step=Step.EXIT)
             self.send(EventName.MEASURED, **plain(known))
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
 from autocompile.store.record import Outcome, Step, TaskResult
-from autocompile.trial.measure.telemetry import recompile_reasons
+from autocompile.trial.measure.telemetry import breaks_of, recompile_reasons
 
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _MISSING = (ImportError, FileNotFoundError)
@@ -75,12 +75,20 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     return Outcome.COMPILE_ERROR
 
 
-def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
-    """Put the outcome and the words of an exception at a step into a result."""
+def note_failure(
+    result: TaskResult, error: BaseException, step: Step, home: Path
+) -> None:
+    """Put the outcome, the words and the place of an exception at a step into a result.
+
+    ``home``: the folder of the user's own code.
+    """
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
         return
     result.outcome, result.message = outcome_of(error, step), first_words(error)
+    result.where = where_in(error, home)
+    if result.outcome is Outcome.GRAPH_BREAK:
+        result.detail["breaks"] = breaks_of(error, home)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
         why = ("no reason is known", *recompile_reasons())[
             -1

@@ -10,25 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import requests
-from autocompile.store.record import Outcome, Record, Step, TaskResult
+from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.store.targets import split_spec
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure import telemetry
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe
-from autocompile.trial.tasks.race import race
 from autocompile.trial.tasks.saving import save
-from autocompile.trial.tasks.screening import screen_setting
+from autocompile.trial.tasks.trial import new_result, trial
 
 _Task = Callable[[Any, Channel, Any], None]
 _TASKS: dict[type[requests.Request], tuple[_Task, Callable[[Any], TaskResult]]] = {
     requests.ProbeRequest: (probe, lambda _: requests.ProbeResult()),
-    requests.TrialRequest: (
-        screen_setting,
-        lambda asked: Record(asked.number, asked.phase, asked.config, asked.batch_size),
-    ),
-    requests.RaceRequest: (race, lambda _: requests.RaceResult()),
+    requests.TrialRequest: (trial, new_result),
     requests.SaveRequest: (save, lambda _: requests.SaveResult()),
     requests.AlgorithmRequest: (compare_target, lambda _: requests.AlgorithmResult()),
 }
@@ -58,13 +52,9 @@ def run(
         BaseException
     ) as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
-        failures.note_failure(result, error, channel.current)
+        failures.note_failure(result, error, channel.current, home)
         if request is None:
             result.outcome = Outcome.INFRASTRUCTURE
-        elif not isinstance(error, failures.Failed):
-            result.where = failures.where_in(error, home)
-            if result.outcome is Outcome.GRAPH_BREAK:
-                result.detail["breaks"] = telemetry.breaks_of(error, home)
     channel.result(result)
     if (
         descriptor is not None

@@ -23,7 +23,7 @@ from autocompile import SearchSpace
 from autocompile.execute.executor import Ended, Ending
 from autocompile.execute.job import JobFactory
 from autocompile.progress import Progress
-from autocompile.protocol.requests import Header, TrialRequest
+from autocompile.protocol.requests import Header, Side, TrialRequest
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record, RunFolder
 
@@ -86,7 +86,7 @@ def executor_alone(count: int) -> dict[str, Any]:
                 header=factory.header,
                 number=factory.next_number(),
                 phase="forward",
-                config=DEFAULT_INDUCTOR,
+                sides=(Side(DEFAULT_INDUCTOR),),
                 batch_size=4,
             )
             executor.start(factory.job(request))

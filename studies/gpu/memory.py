@@ -53,7 +53,6 @@ def get_loss(output: torch.Tensor, inputs: Any) -> torch.Tensor:
 
 def child(phase: str, device: str, backend: str) -> None:
     """Run a trial in this process; prints the level before it, and a GPU's peak after it."""
-    from autocompile.settings.config import CompileConfig
     from autocompile.trial import worker
 
     torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(8, device=device))
@@ -71,7 +70,7 @@ def child(phase: str, device: str, backend: str) -> None:
         "number": 0,
         "target": __file__,
         "phase": phase,
-        "config": CompileConfig(backend=backend).to_dict(),
+        "sides": [{"config": {"backend": backend}}],
         "batch_size": None if phase == "optimizer_step" else 4,
         "device": device,
         "seed": 0,

@@ -57,7 +57,6 @@ def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object
     try:
         with verifier.comparable_random_numbers(side):
             verifier.first_calls(side, verifier.seeded_call(side, 0))
-            verifier.share_kept(side)
             verifier.last_call(side)
         compare_with_eagers_draws(verifier, side, config)
     except Failed as failed:

@@ -42,11 +42,11 @@ from autocompile.execute.local import LocalExecutor  # noqa: E402
 from autocompile.protocol.requests import (  # noqa: E402
     Header,
     ProbeRequest,
-    RaceRequest,
     Side,
+    TimingLimits,
     TrialRequest,
 )
-from autocompile.search.records import to_record  # noqa: E402
+from autocompile.search.records import of_only_side, to_record  # noqa: E402
 from autocompile.settings.config import (  # noqa: E402
     EAGER,
     CompileConfig,
@@ -136,7 +136,7 @@ def cold_job(
         header=job_factory.header,
         number=job_factory.next_number(),
         phase=model.phase,
-        config=config,
+        sides=(Side(config),),
         batch_size=size,
         calls_per_update=model.calls_per_update,
     )
@@ -147,8 +147,9 @@ def cold_row(
     model: Model, size: int | None, config: CompileConfig, ending: Ending
 ) -> dict[str, Any]:
     """What is kept of it."""
-    said = ending.payload
-    record = to_record(-1, Setting(config, size, model.phase), ending)
+    said = of_only_side(ending.payload)
+    setting = Setting(config, size, model.phase)
+    record = to_record(-1, setting, dataclasses.replace(ending, payload=said))
     return {
         "config": config.to_dict(),
         "batch_size": size,
@@ -193,22 +194,21 @@ def race_jobs(
     for group in (g for g in groups if g):
         sides = [
             Side(
-                n,
                 CompileConfig.from_dict(rows[n]["config"]),
+                n,
                 str(job_factory.cache_of(n)),
                 True,
             )
             for n in group
         ]
-        request = RaceRequest(
+        request = TrialRequest(
             header=job_factory.header,
             number=job_factory.next_number(),
             phase=model.phase,
             sides=tuple(sides),
             batch_size=size,
-            block_s=0.02,
-            rounds=rounds,
-            max_s=SET_S,
+            checks="again",
+            limits=TimingLimits.exactly(rounds, SET_S),
         )
         jobs.append(job_factory.job(request, alone=True))
     return jobs

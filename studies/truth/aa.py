@@ -36,7 +36,7 @@ from autocompile.estimate.intervals import median_interval, over_sets, ratio
 from autocompile.execute.executor import Ended, Ending, Job
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
-from autocompile.protocol.requests import Header, RaceRequest, Side
+from autocompile.protocol.requests import Header, Side, TrialRequest
 from autocompile.search import race as racing
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
@@ -69,18 +69,17 @@ def measure(
 ) -> dict[str, Any]:
     """One set: raw microseconds of a call, by side, in the order of the rounds."""
     sides = [
-        Side(number, config, str(job_factory.cache_of(number)), is_warm=False)
+        Side(config, number, str(job_factory.cache_of(number)), is_warm=False)
         for number, config in enumerate(SIDES.values())
     ]
-    request = RaceRequest(
+    request = TrialRequest(
         header=job_factory.header,
         number=job_factory.next_number(),
         phase="forward",
         sides=tuple(sides),
         batch_size=BATCH_SIZE,
-        block_s=racing._BLOCK_S,
-        rounds=racing._ROUNDS,
-        max_s=racing._MAX_S,
+        checks="again",
+        limits=racing.LIMITS,
     )
     ending = run(executor, job_factory.job(request, alone=True))
     found = {side["number"]: side for side in ending.payload.get("sides", ())}

@@ -230,7 +230,7 @@ def by_loop(work: Workload, device: str, folder: Path) -> dict[str, Any]:
             "seed": 0,
             "number": number,
             "phase": work.phase,
-            "config": config,
+            "sides": [{"config": config}],
             "batch_size": batch_size,
             "limits": {},
         }

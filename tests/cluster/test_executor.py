@@ -21,8 +21,8 @@ from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import (
     Header,
     ProbeRequest,
-    RaceRequest,
     Side,
+    TimingLimits,
     TrialRequest,
 )
 from autocompile.settings.config import CompileConfig
@@ -68,7 +68,7 @@ class Desk:
             header=self.factory.header,
             number=number,
             phase="forward",
-            config=config,
+            sides=(Side(config),),
             batch_size=4,
         )
         self.executor.start(self.factory.job(request, fresh=fresh))
@@ -76,15 +76,14 @@ class Desk:
 
     def race(self, takes_turns: bool = False) -> int:
         number, config = self.factory.next_number(), CompileConfig("inductor")
-        request = RaceRequest(
+        request = TrialRequest(
             header=self.factory.header,
             number=number,
             phase="forward",
             batch_size=4,
-            sides=(Side(0, config, str(self.factory.cache_of(0)), True),),
-            block_s=0.02,
-            rounds=8,
-            max_s=1.0,
+            sides=(Side(config, 0, str(self.factory.cache_of(0)), True),),
+            checks="again",
+            limits=TimingLimits.exactly(8, 1.0),
             takes_turns=takes_turns,
         )
         self.executor.start(self.factory.job(request))
@@ -367,7 +366,7 @@ def test_those_that_take_turns_share_a_station(desk: Make) -> None:
 def test_a_record_names_its_station(desk: Make) -> None:
     one = desk("a b")
     one.probe()
-    assert one.ending(one.trial()).payload["detail"] == {"station": "a"}
+    assert one.ending(one.trial()).payload["sides"][0]["detail"] == {"station": "a"}
     assert one.ending(one.race()).payload["sides"][0]["detail"] == {"station": "a"}
 
 

@@ -29,7 +29,7 @@ from autocompile.commands.cluster import shipment_of
 from autocompile.errors import RunError, UsageError
 from autocompile.execute import exclusive as lock
 from autocompile.execute.executor import Ended, Ending, Job
-from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
+from autocompile.protocol.requests import Header, Side, TimingLimits, TrialRequest
 from autocompile.runtime import machine
 from autocompile.settings.config import CompileConfig
 from autocompile.store.reading import of_fields, plain
@@ -271,7 +271,7 @@ def start(pipe: Pipe, number: int, target: str = "plain.py") -> None:
         header=Header(target, "cpu"),
         number=number,
         phase="forward",
-        config=CompileConfig("eager"),
+        sides=(Side(CompileConfig("eager")),),
         batch_size=4,
         limits=SHORT,
     )
@@ -288,7 +288,7 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
     message = until(pipe, Say.ENDED)
     ending = of_fields(Ending, message["ending"])
     assert (ending.outcome, ending.message) == (Outcome.OK, "")
-    assert ending.payload["measurement"]["eager_s"]
+    assert ending.payload["sides"][0]["measurement"]["eager_s"]
     assert "log.txt" in message["files"]
     with (
         pytest.raises(RunError, match="trials of a Ray cluster"),

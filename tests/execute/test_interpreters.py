@@ -20,7 +20,7 @@ from autocompile.errors import UsageError
 from autocompile.estimate.candidates import candidates
 from autocompile.execute.executor import Ending, Job
 from autocompile.execute.starter import demand_torch
-from autocompile.protocol.requests import RaceRequest, TrialRequest, read_request
+from autocompile.protocol.requests import TrialRequest, read_request
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.space.space import SearchSpace, environments
@@ -157,8 +157,6 @@ class Watched(FakeExecutor):
     def start(self, job: Job) -> None:
         request = read_request(job.folder)
         if isinstance(request, TrialRequest):
-            self.pythons.add((request.config.environment, job.python))
-        if isinstance(request, RaceRequest):
             self.pythons |= {
                 (side.config.environment, job.python) for side in request.sides
             }

@@ -20,17 +20,16 @@ from autocompile.protocol.requests import (
     Header,
     ProbeRequest,
     ProbeResult,
-    RaceRequest,
-    RaceResult,
     Request,
     SaveRequest,
     SaveResult,
     Side,
     TimingLimits,
     TrialRequest,
+    TrialResult,
     read_request,
 )
-from autocompile.search.records import side_records, to_record
+from autocompile.search.records import records_of, to_record
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.reading import plain
@@ -43,21 +42,27 @@ CONFIG = CompileConfig("inductor", options=(("max_autotune", True),), dynamic=Tr
 TUNED = Tuned(
     {"forward": (Choice(CONFIG, 4, {"value": 1.5, "low": 1.4, "high": 1.6}, 3),)}, {}
 )
-RACED = Side(7, CONFIG, "cache/0007", is_warm=True)
-EXPORTED = Side(7, CONFIG, "cache/0007", True, ExportedCode("model = model", TUNED))
-RACE: dict[str, Any] = {"phase": "forward", "block_s": 0.02, "rounds": 24, "max_s": 3.0}
+RACED = Side(CONFIG, 7, "cache/0007", is_warm=True)
+EXPORTED = Side(CONFIG, 7, "cache/0007", True, ExportedCode("model = model", TUNED))
+RACE: dict[str, Any] = {
+    "phase": "forward",
+    "checks": "again",
+    "limits": TimingLimits.exactly(24, 3.0),
+}
 REQUESTS: dict[str, Request] = {
     "trial": TrialRequest(
         header=HEADER,
         number=4,
         phase="forward",
-        config=CONFIG,
+        sides=(Side(CONFIG),),
         batch_size=4,
         limits=TimingLimits(beat=1.3),
         calls_per_update=10,
     ),
-    "race": RaceRequest(header=HEADER, number=5, sides=(RACED,), batch_size=4, **RACE),
-    "exported": RaceRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
+    "race": TrialRequest(
+        header=HEADER, number=5, sides=(RACED, Side(CONFIG, 8)), batch_size=4, **RACE
+    ),
+    "exported": TrialRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
     "probe": ProbeRequest(
         header=HEADER, phases=("forward",), batch_size=4, toolchain="cache"
     ),
@@ -75,7 +80,8 @@ def test_a_request_that_was_written_is_read_as_it_was(
     request = REQUESTS[kind]
     (tmp_path / "request.json").write_text(json.dumps(request.to_dict()))
     assert read_request(tmp_path) == request
-    assert request.to_dict()["kind"] == ("race" if kind == "exported" else kind)
+    is_trial = kind in ("race", "exported")
+    assert request.to_dict()["kind"] == ("trial" if is_trial else kind)
     assert request.to_dict()["target"] == "net.py:net", (
         "the header is no object of its own"
     )
@@ -88,8 +94,14 @@ def test_a_request_that_was_written_is_read_as_it_was(
         ({"kind": ...}, "'kind'"),
         ({"colour": "red"}, "unexpected keyword argument 'colour'"),
         ({"limits": {"joules": 3}}, "unexpected keyword argument 'joules'"),
-        ({"config": {"flavour": 1}}, "a compile setting has no key 'flavour'"),
-        ({"config": 3}, "config is 3"),
+        (
+            {"sides": [{"config": {"flavour": 1}}]},
+            "a compile setting has no key 'flavour'",
+        ),
+        ({"sides": [{"config": 3}]}, "config is 3"),
+        ({"sides": []}, "a trial has no side"),
+        ({"sides": [{"config": {}}, {"config": {}}]}, "all checks are of one side"),
+        ({"checks": "some"}, "checks is 'some'"),
         ({"phase": ...}, "missing 1 required"),
     ],
 )
@@ -172,7 +184,7 @@ RECORD = Record(
     detail={"breaks": []},
 )
 RESULTS = [
-    RaceResult(outcome=Outcome.OK, sides=[RECORD]),
+    TrialResult(outcome=Outcome.OK, sides=[RECORD]),
     ProbeResult(message="it raised", where="net.py:3   f()", during="get_inputs(4)"),
     SaveResult(outcome=Outcome.OK, left_out=["why"], graphs=1),
     AlgorithmResult(
@@ -213,22 +225,60 @@ def test_a_result_of_other_types_is_one_paragraph(wrong: dict[str, Any]) -> None
 
 def test_what_is_no_side_of_a_race_is_passed_over() -> None:
     side, unknown = sent(RECORD), sent(RECORD) | {"number": 8}
-    sides = [
-        3,
-        None,
-        unknown,
-        {**side, "outcome": "fine"},
-        side,
-        {**side, "number": [3]},
-    ]
+    sides = [3, None, unknown, side, {**side, "number": [3]}]
     ended = Ending(Outcome.OK, Step.EXIT, payload={"sides": sides}, wall_s=2.0)
-    (found,) = side_records([RECORD], ended, -1)
+    race = a_race(3)
+    (found,) = records_of(race, ended)
     assert (found.repeats, found.role, found.wall_s) == (3, "confirm", 2.0)
     assert found.measurement == RECORD.measurement
-    assert (
-        side_records([RECORD], dataclasses.replace(ended, payload={"sides": "all"}), -1)
-        == []
-    )
+    for nothing in ("all", [{**side, "outcome": "fine"}]):
+        made = dataclasses.replace(ended, payload={"sides": nothing})
+        assert records_of(race, made) == []
+
+
+def a_race(*trials: int) -> TrialRequest:
+    sides = tuple(Side(CONFIG, trial) for trial in trials)
+    return TrialRequest(header=HEADER, number=9, sides=sides, batch_size=4, **RACE)
+
+
+CRASH = Ending(Outcome.CRASHED, Step.MEASURE, "SIGSEGV in measure", wall_s=2.0)
+
+
+def test_a_crash_of_a_race_is_of_the_side_that_was_at_work_or_nobodys() -> None:
+    (found,) = records_of(a_race(3, 4), CRASH, at_work=4)
+    assert (found.repeats, found.outcome) == (4, Outcome.CRASHED)
+    assert found.message == "SIGSEGV in measure"
+    assert records_of(a_race(3, 4), CRASH, at_work=-1) == []
+    stopped = dataclasses.replace(CRASH, outcome=Outcome.INTERRUPTED)
+    assert records_of(a_race(3, 4), stopped, at_work=4) == []
+
+
+def test_what_ends_a_settings_first_trial_ends_the_setting_wherever_it_happens() -> (
+    None
+):
+    request = REQUESTS["trial"]
+    assert isinstance(request, TrialRequest)
+    for at_work in (-1, 4):
+        (record,) = records_of(request, CRASH, at_work)
+        assert (record.number, record.role) == (4, "search")
+        assert (record.outcome, record.wall_s) == (Outcome.CRASHED, 2.0)
+    # While it loads, no side has had its turn: the process tells where.
+    unmade = sent(TrialResult(where="net.py:3   f()", sides=[RECORD]))
+    unmade["sides"][0] |= {"outcome": "interrupted", "measurement": None}
+    loads = Ending(Outcome.IMPORT_ERROR, Step.IMPORT, "no net", payload=unmade)
+    (record,) = records_of(request, loads)
+    assert (record.outcome, record.where) == (Outcome.IMPORT_ERROR, "net.py:3   f()")
+
+
+def test_what_happens_after_a_measurement_is_a_note_of_the_record() -> None:
+    request = REQUESTS["trial"]
+    assert isinstance(request, TrialRequest)
+    told = "after its measurement: SIGSEGV in verify"
+    measured = sent(TrialResult(sides=[RECORD]))
+    ending = Ending(Outcome.OK, Step.EXIT, told, payload=measured)
+    (record,) = records_of(request, ending)
+    assert record.ok and not record.message
+    assert record.notes == ["a note", told]
 
 
 def test_what_a_child_says_of_its_place_in_a_run_is_the_parents_business() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Clock
-from fakes import FakeExecutor, failed, measured, probed
+from fakes import FakeExecutor, failed, kind_of, measured, probed
 from scripts import (
     Listener,
     Recorder,
@@ -25,7 +25,7 @@ from scripts import (
 
 import autocompile
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.protocol.requests import RaceRequest, read_request
+from autocompile.protocol.requests import TrialRequest, read_request
 from autocompile.report.contents import exported_warning
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import AT_WORK, Outcome, Step
@@ -135,14 +135,12 @@ class Dies(FakeExecutor):
 
     def start(self, job: Job) -> None:
         request = read_request(job.folder)
-        if not isinstance(request, RaceRequest) or any(
-            s.exported for s in request.sides
-        ):
+        if not isinstance(request, TrialRequest) or kind_of(request) != "race":
             super().start(job)
             return
         self.groups.append([side.config.mode for side in request.sides])
         guilty = [
-            side.number for side in request.sides if side.config.mode == self.mode
+            side.repeats for side in request.sides if side.config.mode == self.mode
         ]
         if not self.times or (self.mode and not guilty):
             super().start(job)

@@ -94,7 +94,10 @@ def test_plain_compile_has_company_on_a_gpu_where_the_time_is_short(
     executor = Recorder(script, probed(environment=environment), slots=4)
     tuned(target, executor, budget_s=budget_s)
     begun = [
-        (CompileConfig.from_dict(executor.asked[job.number]["config"]), beside)
+        (
+            CompileConfig.from_dict(executor.asked[job.number]["sides"][0]["config"]),
+            beside,
+        )
         for job, kind, beside in executor.jobs
         if kind == "trial"
     ]

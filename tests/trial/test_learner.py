@@ -26,10 +26,14 @@ from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.core.learner.training_data import TrainingData  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
-from autocompile.protocol.requests import ProbeResult  # noqa: E402
+from autocompile.protocol.requests import (  # noqa: E402
+    ProbeResult,
+    TimingLimits,
+)
 from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.settings.dimensions import why_not  # noqa: E402
 from autocompile.space.space import _place  # noqa: E402
+from autocompile.store.reading import plain  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
 from autocompile.trial.model.rllib import (  # noqa: E402
@@ -41,7 +45,7 @@ from autocompile.trial.model.rllib import (  # noqa: E402
 from autocompile.trial.model.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
-from autocompile.trial.tasks.screening import try_schedule  # noqa: E402
+from autocompile.trial.tasks.closer import try_schedule  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
 from autocompile.trial.verify.verifier import Verifier  # noqa: E402
 
@@ -314,17 +318,17 @@ def test_settings_of_updates_are_raced_each_with_code_of_its_own(
         monkeypatch.setenv(name, str(tmp_path / "nobodys"))
     sides = [
         {
-            "number": number,
+            "repeats": number,
             "config": config.to_dict(),
             "cache": f"cache{number}",
             "is_warm": True,
         }
         for number, config in enumerate(
-            (AOT, CompileConfig("eager", optimizer="fused"))
+            (AOT, CompileConfig("eager", optimizer="fused")), 1
         )
     ]
-    limits = {"rounds": 3, "max_s": 60.0, "block_s": 0.001}
-    found = try_it(RL, kind="race", sides=sides, takes_turns=False, **limits, **UPDATES)
+    limits = plain(TimingLimits.exactly(3, 60.0, 0.001))
+    found = try_it(RL, sides=sides, checks="again", limits=limits, **UPDATES)
     assert [side["outcome"] for side in found["sides"]] == ["ok", "ok"], found["sides"]
 
 

@@ -77,7 +77,7 @@ def raced(
     sides: Sequence[Timed], most: int = 24, max_s: float = 1e9, **more: Any
 ) -> Rounds:
     rounds = Rounds(sides, TIMER, 0.02, 0)
-    side_by_side(rounds, most, max_s, **more)
+    side_by_side(rounds, TimingLimits.exactly(most, max_s), **more)
     return rounds
 
 
@@ -105,7 +105,7 @@ def test_times_by_the_real_clock_are_those_that_the_calls_took() -> None:
     sides = Busy(4e-3), Busy(2e-3)
     rounds = Rounds([timed(side) for side in sides], TIMER, 0.02, 0)
     before = [len(side.took_s) for side in sides]
-    side_by_side(rounds, 12, 60.0)
+    side_by_side(rounds, TimingLimits.exactly(12, 60.0))
     for side, skipped, seconds, calls, lead in zip(
         sides, before, rounds.times, rounds.calls, rounds.leads, strict=True
     ):
@@ -257,7 +257,7 @@ def test_the_order_of_blocks_is_another_in_each_round_and_follows_the_seed(
 
         rounds = Rounds([side(name) for name in "ecd"], TIMER, 0.02, seed)
         log.clear()
-        side_by_side(rounds, 40, 1e9)
+        side_by_side(rounds, TimingLimits.exactly(40, 1e9))
         return ["".join(log[i : i + 3]) for i in range(0, len(log), 3)]
 
     seen = order(0)

@@ -16,7 +16,7 @@ from torch._dynamo.backends.registry import register_backend
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.measure import memory
-from autocompile.trial.tasks import screening
+from autocompile.trial.tasks import session
 
 MIB = 2**20
 LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
@@ -129,8 +129,8 @@ def test_where_no_tensor_shows_the_weights_the_peak_is_not_known(
     )
     ending = bench.end(bench.begin(request))
     assert ending.outcome is Outcome.OK, ending.message
-    assert ending.payload["peak_memory_bytes"] is None
-    assert ending.payload["eager_peak_memory_bytes"] > 0
+    assert ending.payload["sides"][0]["peak_memory_bytes"] is None
+    assert ending.payload["sides"][0]["eager_peak_memory_bytes"] > 0
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
@@ -225,7 +225,7 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
     """A momentum makes another program of the second step: that it compiles counts as well."""
     clock = Clock()
     monkeypatch.setattr("autocompile.trial.measure.timing.time", clock)
-    monkeypatch.setattr(screening, "screen", timed_for_a_moment)
+    monkeypatch.setattr(session, "screen", timed_for_a_moment)
 
     def backend(graph: Any, inputs: Any) -> Any:
         clock.work(100.0)

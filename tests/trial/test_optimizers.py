@@ -22,8 +22,8 @@ from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.tasks import screening
-from autocompile.trial.tasks.screening import try_schedule
+from autocompile.trial.tasks import session
+from autocompile.trial.tasks.closer import try_schedule
 from autocompile.trial.verify.verifier import Verifier
 
 Make = Callable[[Any], optim.Optimizer]
@@ -187,12 +187,12 @@ def test_a_step_that_goes_on_with_the_old_learning_rate_is_refused() -> None:
 def test_what_the_changes_compile_is_not_counted_for_the_trial(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screening, "screen", timed_for_a_moment)
+    monkeypatch.setattr(session, "screen", timed_for_a_moment)
     request = a_trial(phase="optimizer_step", batch_size=None)
     result = in_this_process(work / "first", request, capsys)
     assert (result["graphs"], result["recompiles"]) == (1, 0)
     assert str(result["notes"]).count("schedule recompiles this step;") == 1
-    eager = {"config": EAGER.to_dict()}
+    eager = {"sides": [{"config": EAGER.to_dict()}]}
     for changes in ({"phase": "forward", "batch_size": 4}, eager):
         other = in_this_process(work / "other", {**request, **changes}, capsys)
         assert other["outcome"] == "ok", other

@@ -36,7 +36,7 @@ from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.rllib import from_object
 from autocompile.trial.model.sides import make_side, phases_of
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.tasks.race import exported_side
+from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import inputs_of
 from autocompile.trial.verify.verifier import Verifier
 

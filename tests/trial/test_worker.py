@@ -16,7 +16,7 @@ import torch
 import torch._dynamo
 import torch._dynamo.exc
 from conftest import ROOT, TARGETS
-from in_process import Try
+from in_process import Try, sent
 from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import register_backend
 
@@ -47,7 +47,7 @@ def a_trial(**changes: Any) -> dict[str, Any]:
         "number": 7,
         "target": PLAIN,
         "phase": "forward",
-        "config": CompileConfig(backend=backend).to_dict(),
+        "sides": [{"config": changes.pop("config", {"backend": backend})}],
         "batch_size": 4,
         "device": "cpu",
         "seed": 0,
@@ -75,7 +75,7 @@ def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str,
     assert all(line["nonce"] == "" for line in lines)
     *steps, result = lines
     assert [line["event"] for line in lines] == ["step"] * len(steps) + ["result"]
-    return [line["step"] for line in steps], result
+    return [line["step"] for line in steps], sent(result, request["number"])
 
 
 def in_this_process(
@@ -88,7 +88,8 @@ def in_this_process(
     capsys.readouterr()
     worker.run(str(folder), None, "")
     sys.path[:] = path
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return sent(result, request["number"])
 
 
 def test_a_trial_goes_through_the_steps_in_order_and_tells_what_its_record_needs(

@@ -40,7 +40,7 @@ import torch
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
-from autocompile.trial.model.calls import Calls, in_words
+from autocompile.trial.model.calls import Calls, shape_of
 from autocompile.trial.model.sides import Side
 
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150  # of the reference work
@@ -144,6 +144,10 @@ def timer_of(device: torch.device) -> Timer:
     return StreamTimer(device) if device.type == "cuda" else Timer()
 
 
+Turn = Callable[[], contextlib.AbstractContextManager[None]]
+"""Makes the context of a round."""
+
+
 @dataclass(frozen=True)
 class Timed:
     """One side of a comparison: its call, and what surrounds each block of calls, not timed."""
@@ -151,6 +155,7 @@ class Timed:
     call: Callable[[], Any]
     restore: Callable[[], None]
     context: Callable[[], contextlib.AbstractContextManager[Any]]
+    calls: int = 1  # of the model that one ``call`` makes: those of a workload
 
 
 def block(side: Timed, calls: int, timer: Timer, lead: int = 0) -> float:
@@ -229,11 +234,18 @@ class Rounds:
 
     Attributes, all by side: ``times`` are the seconds per call of each round's block, ``calls``
     those of a block, ``leads`` the untimed calls before it.
+
+    Raises:
+        ValueError: sides whose ``call`` makes different numbers of calls of the model, whose times
+            say nothing about each other.
     """
 
     def __init__(
         self, sides: Sequence[Timed], timer: Timer, block_s: float, seed: int
     ) -> None:
+        counts = [side.calls for side in sides]
+        if len(set(counts)) > 1:
+            raise ValueError(f"the sides to time make {counts} calls at once")
         if any(timer.misses(side) for side in sides):
             timer = timer.alone()
         self.timer = timer
@@ -368,16 +380,18 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def screen(
-    eager: Timed, other: Timed, timer: Timer, limits: TimingLimits, seed: int
+    eager: Timed,
+    other: Timed,
+    timer: Timer,
+    limits: TimingLimits,
+    seed: int,
+    turn: Turn = contextlib.nullcontext,
 ) -> tuple[Measurement, list[str]]:
-    """Time a setting against eager until its speed-up is known well enough or clearly too low."""
+    """Time a setting against eager, and see whether it slows eager down; notes say so."""
     with no_garbage_collection():
         alone_s = _alone(eager, timer, limits.block_s)
         rounds = Rounds((eager, other), timer, limits.block_s, seed)
-        began = time.monotonic()
-        while not _is_enough(rounds, time.monotonic() - began, limits):
-            for times, side, calls, lead in rounds.one():
-                times.append(block(side, calls, rounds.timer, lead))
+        side_by_side(rounds, limits, turn)
         measurement = rounds.measurement(1)
         if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
             alone_s = max(alone_s, _alone(eager, rounds.timer, limits.block_s))
@@ -391,15 +405,36 @@ def screen(
     return rounds.measurement(1, ("eager_slowed",)), [note]
 
 
+def side_by_side(
+    rounds: Rounds, limits: TimingLimits, turn: Turn = contextlib.nullcontext
+) -> None:
+    """Time rounds until all speed-ups are known well enough or the time is over, at least three.
+
+    Waiting to enter ``turn``, the context of each round, does not count.
+    """
+    spent_s = 0.0
+    while not _is_enough(rounds, spent_s, limits):
+        with turn():
+            began = time.monotonic()
+            gc.collect()  # what a step leaves in cycles, such as its activations
+            for times, side, calls, lead in rounds.one():
+                times.append(block(side, calls, rounds.timer, lead))
+            spent_s += time.monotonic() - began
+
+
 def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
+    if rounds.count == limits.most:
+        return True
     if rounds.count < limits.rounds:
         return rounds.count >= _FEW and spent_s > limits.front_s
     if rounds.count % _LOOK_EVERY and spent_s < limits.front_s:
         return False
-    known, near = speedup(*rounds.times), _NEAR * limits.beat
-    if known.half_width <= limits.half_width or known.high < near:
+    eager_s, *others = rounds.times
+    near, known = _NEAR * limits.beat, [speedup(eager_s, each) for each in others]
+    if all(k.half_width <= limits.half_width or k.high < near for k in known):
         return True
-    return spent_s > (limits.front_s if known.value > near else limits.max_s)
+    is_near = any(k.value > near for k in known)
+    return spent_s > (limits.front_s if is_near else limits.max_s)
 
 
 def _alone(side: Timed, timer: Timer, block_s: float) -> float:
@@ -414,27 +449,6 @@ def _alone(side: Timed, timer: Timer, block_s: float) -> float:
     return median(
         [block(side, calls, timer, timer.lead(calls)) for _ in range(_ALONE_BLOCKS)]
     )
-
-
-def side_by_side(
-    rounds: Rounds,
-    most: int,
-    max_s: float,
-    turn: Callable[
-        [], contextlib.AbstractContextManager[None]
-    ] = contextlib.nullcontext,
-) -> None:
-    """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
-
-    Waiting to enter ``turn``, the context of each round, does not count.
-    """
-    spent_s = 0.0
-    while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):
-        with turn():
-            began = time.monotonic()
-            for times, side, calls, lead in rounds.one():
-                times.append(block(side, calls, rounds.timer, lead))
-            spent_s += time.monotonic() - began
 
 
 def each_call(
@@ -461,7 +475,7 @@ class FirstCalls:
     def __init__(self, side: Side, timer: Timer, waited: Callable[[], float]) -> None:
         self._side, self._call = side, side.call
         self._synchronize, self._waited = timer.synchronize, waited
-        self._seconds: list[tuple[float, list[str]]] = []  # of calls of which shapes
+        self._seconds: list[tuple[float, list[Any]]] = []  # of calls of which shapes
         self.window: tuple[float, float] | None = None
         side.call = self._timed
 
@@ -469,9 +483,9 @@ class FirstCalls:
         self._side.call = self._call
 
     def compile_s(
-        self, steady_s: float, of_shape: Mapping[str, float] | None = None
+        self, steady_s: float, of_shape: Mapping[Any, float] | None = None
     ) -> float:
-        """Seconds above the steady ones of what the side has as inputs now, by shape if known."""
+        """Seconds above the steady ones of a pass of the side's inputs, by ``shape_of`` if known."""
         each_s, known = steady_s / len(_shapes(self._side.inputs)), of_shape or {}
         steady = (
             sum(known.get(shape, each_s) for shape in shapes)
@@ -494,9 +508,9 @@ class FirstCalls:
         return output
 
 
-def _shapes(inputs: Any) -> list[str]:
+def _shapes(inputs: Any) -> list[Any]:
     return [
-        in_words(each) for each in (inputs if isinstance(inputs, Calls) else (inputs,))
+        shape_of(each) for each in (inputs if isinstance(inputs, Calls) else (inputs,))
     ]
 
 

@@ -559,24 +559,11 @@ class Verifier:
             self.eager.kept = kept
             self.eager.begin_anew(self.eager)
 
-    def for_another(self) -> Verifier:
+    def for_another(self, notes: list[str]) -> Verifier:
+        """The same for another side, whose notes go elsewhere."""
         made = copy.copy(self)
+        made._notes = notes
         return made
-
-    def share_kept(self, compiled: Side) -> None:
-        """Let a side start from the state that eager has kept, which is much of a step only."""
-        is_own = phase_of(self._phase).is_own
-        for side in (self.eager, compiled):
-            if is_own or isinstance(
-                self._pass, Calls
-            ):  # steps were compared in other calls
-                side.inputs = copy_inputs(self._pass)
-            if is_own:  # it has been made anew, so that CUDA graphs are to be recorded
-                side.run()
-        if self._steps:
-            compiled.kept = self.eager.kept
-        else:
-            compiled.keep()
 
     @property
     def accepted(self) -> dict[str, float]:

@@ -1,0 +1,202 @@
+"""What the first trial of a setting looks at beside its first and last calls and their time."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.estimate.intervals import median
+from autocompile.settings.phases import phase_of
+from autocompile.store.record import CallKind, Measurement, Outcome, Record
+from autocompile.trial.failures import Failed
+from autocompile.trial.measure import memory, telemetry
+from autocompile.trial.measure.timing import Timer, each_call
+from autocompile.trial.model.calls import Calls, between, in_words, kinds, shape_of
+from autocompile.trial.model.sides import Side
+from autocompile.trial.tasks.session import Entrant, Session
+from autocompile.trial.verify.verifier import Verifier
+
+_FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
+_LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
+
+# When it has compiled --------------------------------------------------------------------------
+
+
+def prove_compiled(record: Record, home: Path) -> None:
+    """At least one graph reached the backend, and what the setting asked for happened."""
+    facts = telemetry.dynamo_facts()
+    for name in ("graphs", "graph_breaks", "recompiles"):
+        setattr(record, name, facts.pop(name))
+    record.detail |= {**facts, **telemetry.found_by_dynamo(home)}
+    if record.graphs == 0:
+        met = (*facts["break_reasons"], *facts["skip_reasons"])
+        why = f": {met[0]}" if met else ""
+        what = f"Dynamo captured no graph: everything ran in eager mode{why}"
+        raise Failed(Outcome.NOT_COMPILED, what)
+    skipped = "no CUDA graphs: Inductor gave them up here"
+    if facts["cudagraph_skips"] and skipped not in record.notes:
+        record.notes.append(skipped)
+
+
+# When it has been timed ------------------------------------------------------------------------
+
+
+def seconds_of_kinds(
+    baseline: Side, side: Side, timer: Timer
+) -> tuple[list[CallKind], dict[Any, float]]:
+    """Seconds of the calls of each shape: the most frequent shape first, and a side's by shape."""
+    calls = side.inputs
+    eager_s, side_s = each_call((baseline, side), timer)
+    found, of_shape = list[CallKind](), dict[Any, float]()
+    for group in kinds(calls):
+        call = calls[group[0]]
+        eager_call_s = median([eager_s[n] for n in group])
+        of_shape[shape_of(call)] = call_s = median([side_s[n] for n in group])
+        found.append(CallKind(in_words(call), len(group), eager_call_s, call_s))
+    return sorted(found, key=lambda kind: -kind.calls), of_shape
+
+
+def check_between(
+    verifier: Verifier, side: Side, workload: Any, record: Record
+) -> None:
+    """A program for several sizes must be right at one that no call has had, too.
+
+    It may compile once more, so nothing is timed after it.
+    """
+    is_one_size = side.is_eager or side.config.dynamic is False
+    if not isinstance(workload, Calls) or is_one_size:
+        return
+    inputs = between(workload)
+    if inputs is not None and (why := verifier.at_another_size(side, inputs)):
+        record.notes.append(f"at a size between those of the calls, eager fails: {why}")
+
+
+def check_new_weights(
+    session: Session, entrant: Entrant, measurement: Measurement
+) -> None:
+    """Load new weights into a side that holds them as constants, and note what that takes.
+
+    New ones are a compile or a new session there: one refresh shows what several do.
+    """
+    record, side, request = entrant.record, entrant.side, session.request
+    # Where nothing changes the weights, the seconds of a refresh decide nothing.
+    counts = request.calls_per_update is not None
+    with session.channel.exclusive() if counts else contextlib.nullcontext():
+        is_live, took_s = entrant.verifier.new_weights(side, session.timer.synchronize)
+    record.weights_live = is_live
+    record.refresh_s = max(0.0, took_s - measurement.compiled_pass_s)
+    record.calls_per_update = request.calls_per_update
+
+
+# When its figures are known --------------------------------------------------------------------
+
+
+def look_closer(session: Session, entrant: Entrant) -> None:
+    """Memory, and what a learning-rate schedule recompiles."""
+    record, side, device = entrant.record, entrant.side, session.target.device
+    config, phase = side.config, session.request.phase
+    if device.type == "cuda":  # before the peaks of the two sides are measured
+        record.held_bytes = memory.most_held_bytes(device)
+    # Not where weights are constants, whose refreshes were compiles too.
+    if not (config.is_eager or config.bakes_weights):
+        prove_compiled(record, session.home)
+    # Before more CUDA graphs are made.
+    record.eager_peak_memory_bytes = _peak_memory(session.baseline, phase, device)
+    # On a CPU no tensor shows the weights that another runtime or constants hold.
+    hides = config.bakes_weights or config.entry.lays_out
+    if device.type != "cpu" or not hides:
+        record.peak_memory_bytes = _peak_memory(side, phase, device)
+    if not config.is_eager:
+        with entrant.verifier.comparable_random_numbers(side):
+            _look_at_schedules(entrant)
+
+
+def _peak_memory(side: Side, name: str, device: Any) -> int:
+    """What this side's tensors hold plus what a call needs on top, in bytes."""
+    phase = phase_of(name)
+
+    def held() -> Any:
+        model = side.model
+        tensors = [
+            dict(model.named_parameters()),
+            dict(model.named_buffers()),
+            side.inputs,
+        ]
+        # Elsewhere they are the step's inputs, or left by a comparison.
+        if phase.steps and phase.has_backward:
+            tensors.append([p.grad for p in model.parameters()])
+        return tensors, side.held()
+
+    return memory.peak_bytes(side.run, held, device, graphs=not side.is_eager)
+
+
+def _look_at_schedules(entrant: Entrant) -> None:
+    """Whether a schedule of learning rates compiles a step again, if that takes no long time."""
+    record, side = entrant.record, entrant.side
+    is_short = (record.compile_s or 0.0) < _LONGEST_COMPILE_S
+    if is_short or side.config.guards != "all":
+        try_schedule(entrant.verifier, side, record.notes)
+    elif side.optimizers:
+        what = "whether a learning-rate schedule recompiles this step was not tried"
+        record.notes.append(f"{what}: it takes {record.compile_s:.0f} s to compile")
+
+
+def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
+    """Change the learning rate on both sides, step, and compare; then put everything back.
+
+    Dynamo guards on a learning rate that is a Python number, and a setting may drop guards: then
+    the step must still follow the rate. Where it compiles again for it, a note says so. Nothing is
+    timed after it: what it compiles stays in Dynamo's cache.
+    """
+    eager = verifier.eager
+    groups = [
+        g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups
+    ]
+    if verifier.compares_updates or not groups:
+        return
+    if not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
+        return
+    rates = [float(g["lr"]) for g in groups]
+    eager.restore()
+    kept, before = eager.kept, telemetry.dynamo_facts()["graphs"]
+    try:
+        _set_rates(groups, [rate * _FACTOR for rate in rates])
+        eager.keep()
+        compiled.adopt(eager)
+        verifier.seeded_call(compiled, 1)
+
+        def again() -> Side:
+            eager.restore()
+            return eager
+
+        problem = verifier.step_problem(eager, compiled, again)
+    finally:
+        _set_rates(groups, rates)
+        eager.kept = kept
+        eager.restore()
+        compiled.adopt(eager)
+    if problem:
+        what = f"the step does not follow the learning rate: {problem}"
+        raise Failed(Outcome.WRONG_OUTPUT, what)
+    if telemetry.dynamo_facts()["graphs"] > before:
+        kind, rate = (
+            type(compiled.optimizers[0]),
+            compiled.optimizers[0].param_groups[0]["lr"],
+        )
+        advice = f"; pass the rate as a tensor, e.g. {kind.__name__}(params, lr=torch.tensor({rate}))"
+        is_tensor = isinstance(rate, torch.Tensor)
+        notes.append(
+            "a learning-rate schedule recompiles this step" + advice * (not is_tensor)
+        )
+
+
+def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
+    """Like torch's schedulers: fill a tensor, replace a number."""
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

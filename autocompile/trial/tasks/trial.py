@@ -1,0 +1,126 @@
+"""A trial: settings of one phase, each verified and timed beside eager mode, in one process.
+
+A search tries one setting in a process, with all checks. A race times several that have been
+verified before, with the rest of the checks; one that fails is dropped there, and the others go on.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from autocompile.errors import first_words
+from autocompile.protocol.requests import TrialRequest, TrialResult
+from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.trial.channel import Channel
+from autocompile.trial.failures import Failed
+from autocompile.trial.model.calls import Calls
+from autocompile.trial.tasks.closer import (
+    check_between,
+    check_new_weights,
+    look_closer,
+    prove_compiled,
+    seconds_of_kinds,
+)
+from autocompile.trial.tasks.session import Entrant, Session
+from autocompile.trial.verify.verifier import (
+    compare_with_eagers_draws,
+    demand_draws_by_seed,
+)
+
+
+def new_result(request: TrialRequest) -> TrialResult:
+    """The result of a trial that has not begun: a record of each side, which nothing has ended."""
+    phase, size = request.phase, request.batch_size
+    records = [
+        Record(request.number_of(side), phase, side.config, size)
+        for side in request.sides
+    ]
+    return TrialResult(sides=records)
+
+
+def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
+    """Verify and time settings beside eager mode: the stages of every trial, in their order."""
+    session = Session(request, channel)  # load, build, eager: nothing is compiled yet
+    for asked, record in zip(request.sides, result.sides, strict=True):
+        with session.turn(record):
+            entrant = session.compile(asked, record)
+            check_first_calls(session, entrant)
+    session.end_compiling()
+    for entrant, measurement in session.timed():
+        with session.turn(entrant.record):
+            note_times(session, entrant, measurement)
+            check_last_calls(session, entrant, measurement)
+    for entrant in session.running if request.checks == "all" else ():
+        with session.turn(entrant.record):
+            check_at_leisure(session, entrant, result)
+
+
+def check_first_calls(session: Session, entrant: Entrant) -> None:
+    """Compare the first calls with the reference's, and see that something has compiled."""
+    verifier, side, record = entrant.verifier, entrant.side, entrant.record
+    with (
+        verifier.comparable_random_numbers(side),
+        session.apart(record),
+        session.exclusive_on_cpu(),
+    ):
+        session.channel.step(Step.VERIFY)
+        verifier.first_calls(side, entrant.first)
+        verifier.make_pass(side)
+        entrant.clock.stop()
+        if session.request.checks == "again":
+            return
+        if not side.is_eager:
+            prove_compiled(record, session.home)
+        demand_draws_by_seed(verifier, side)
+        if not side.config.bakes_weights:
+            record.weights_live = verifier.weights(side)
+
+
+def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> None:
+    """Put into the record what calls of each kind take, and compiling."""
+    record, side, asked = entrant.record, entrant.side, entrant.asked
+    record.reference_s = session.work.median_s
+    of_shape: dict[Any, float] = {}
+    if session.request.checks == "all" and isinstance(session.workload, Calls):
+        with session.channel.exclusive():
+            found = seconds_of_kinds(session.baseline, side, session.timer)
+        record.kinds, of_shape = found
+    # In a race without a whole cache, some of the code is compiled and some is read.
+    is_known = asked.repeats is None or asked.is_warm
+    if is_known and not side.is_eager:
+        steady_s = measurement.compiled_pass_s
+        record.compile_s = entrant.clock.compile_s(steady_s, of_shape)
+        record.compile_window = (
+            entrant.clock.window
+        )  # the parent takes out what it held us
+
+
+def check_last_calls(
+    session: Session, entrant: Entrant, measurement: Measurement
+) -> None:
+    """Compare a call after the timing; only what is right then has a measurement."""
+    verifier, side, record = entrant.verifier, entrant.side, entrant.record
+    session.channel.step(Step.VERIFY)
+    with verifier.comparable_random_numbers(side), session.exclusive_on_cpu():
+        verifier.last_call(side)
+        if session.request.checks == "all":
+            check_between(verifier, side, session.workload, record)
+            if side.config.bakes_weights:
+                check_new_weights(session, entrant, measurement)
+    record.measurement, record.outcome, record.step = measurement, Outcome.OK, Step.EXIT
+
+
+def check_at_leisure(session: Session, entrant: Entrant, result: TrialResult) -> None:
+    """Look closer at what is measured already, while other trials go on."""
+    verifier, side = entrant.verifier, entrant.side
+    if not verifier.draws_otherwise(side):  # else it is not verified yet
+        session.channel.measured(result)
+    try:
+        look_closer(session, entrant)
+    except Failed:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        entrant.record.notes.append(f"after its measurement: {first_words(error)}")
+    compare_with_eagers_draws(verifier, side, side.config)
