@@ -106,7 +106,7 @@ class Result:
 
     def apply_to(self, algorithm_config: Any) -> Any:
         """What :func:`autocompile.rllib.tuned` makes of an ``AlgorithmConfig`` and this."""
-        from autocompile.runtime.rllib.algorithm import tuned
+        from autocompile.rllib.algorithm import tuned
 
         return tuned(algorithm_config, self)
 

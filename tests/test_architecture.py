@@ -73,17 +73,30 @@ ALLOWED = {
     },
     "cli": {"ground", "api", "commands", "space", "search", "report", "export"},
     "mcp": {"ground", "api", "commands", "report"},
-    "rllib": {"runtime"},
     "lightning": {"ground", "runtime"},
     "transformers": {"ground", "runtime"},
     "__main__": {"cli"},
+}
+# A wing is a folder with all of one subject, whose modules run in different processes. Each
+# of them belongs to the column that it serves; its door, to the users' process.
+WINGS = {
+    "rllib": {
+        "__init__": "runtime",
+        "algorithm": "runtime",
+        "actors": "runtime",
+        "observations": "runtime",
+        "modules": "trial",
+        "in_algorithm": "trial",
+    },
 }
 HEAVY = {"torch", "ray", "accelerate", "transformers", "pytorch_lightning"}
 HEAVY |= {"diffusers", "timm", "torchvision"}
 
 
 def column(module: str) -> str:
-    head = module.split(".")[1] if "." in module else "__init__"
+    _, head, *rest = [*module.split("."), "__init__"]
+    if head in WINGS:
+        return WINGS[head][rest[0]]
     return "ground" if head in GROUND else head
 
 
@@ -93,9 +106,10 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            every = {f"{node.module}.{name.name}" for name in node.names}
+            found |= (every & MODULES.keys()) or {node.module}
             if node.module == "autocompile":
-                found |= {f"autocompile.{name.name}" for name in node.names}
+                found |= every
     return found
 
 
@@ -248,13 +262,23 @@ def test_the_worker_needs_only_numpy_and_torch() -> None:
         assert outside <= allowed, path
     for path in FILES:  # and RLlib only by the files that are about it
         if {name.split(".")[0] for name in imports(path)} & {"ray", "gymnasium"}:
-            about_it = ("rllib.py", "learner.py", "in_algorithm.py", "links.py")
-            assert path.name in about_it or path.parent.name == "rllib"
+            assert path.name == "links.py" or path.parent.name == "rllib"
 
 
 def test_the_parent_does_not_import_torch() -> None:
     code = "import autocompile.cli.commands, autocompile.api, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_the_door_of_a_wing_imports_none_of_its_rooms(wing: str) -> None:
+    code = f"import autocompile.{wing}, sys; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    imported = set(done.stdout.split())
+    assert f"autocompile.{wing}" in imported
+    assert not imported & HEAVY
+    assert not {f"autocompile.{wing}.{name}" for name in WINGS[wing]} & imported
 
 
 def test_help_answers_in_under_a_second() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import requests
+from autocompile.rllib.in_algorithm import compare_target
 from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.store.targets import split_spec
 from autocompile.trial import failures
 from autocompile.trial.channel import Channel
-from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe
 from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.trial import new_result, trial

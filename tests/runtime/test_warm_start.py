@@ -278,8 +278,8 @@ assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
 def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     from autocompile.rllib import tuned
-    from autocompile.runtime.rllib.observations import module_spec, take_spaces
-    from autocompile.trial.model.rllib import Updates, minibatch
+    from autocompile.rllib.modules import Updates, minibatch
+    from autocompile.rllib.observations import module_spec, take_spaces
 
     (tmp_path / "rl_target.py").write_text(RL_TARGET)
     target = f"{tmp_path}/rl_target.py:config"

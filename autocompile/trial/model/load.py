@@ -167,9 +167,9 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
             )
         value = value()
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
-        from autocompile.trial.model import rllib
+        from autocompile.rllib import modules
 
-        return _with_user_functions(rllib.from_object(value), module)
+        return _with_user_functions(modules.from_object(value), module)
     if isinstance(value, nn.Module):
         kind = "functions" if hasattr(module, "get_model") else "nn.Module"
         return _plain(kind, value, module, spec)

@@ -80,7 +80,7 @@ def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
         # As an env runner does it: generated observations, not a trial's inputs.
         model = target.fresh_model(phase)
         apply_config(model, phase, choice.config)
-        actors: Any = importlib.import_module("autocompile.runtime.rllib.actors")
+        actors: Any = importlib.import_module("autocompile.rllib.actors")
         if actors.warm_up(model, phase, choice.batch_size or 1):
             return
     side = make_side(target, phase, inputs, choice.config)

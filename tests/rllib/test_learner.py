@@ -30,18 +30,18 @@ from autocompile.protocol.requests import (  # noqa: E402
     ProbeResult,
     TimingLimits,
 )
+from autocompile.rllib.modules import (  # noqa: E402
+    Updates,
+    _episodes,
+    from_object,
+    minibatch,
+)
 from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.settings.dimensions import why_not  # noqa: E402
 from autocompile.space.space import _place  # noqa: E402
 from autocompile.store.reading import plain  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
-from autocompile.trial.model.rllib import (  # noqa: E402
-    Updates,
-    _episodes,
-    from_object,
-    minibatch,
-)
 from autocompile.trial.model.sides import make_side, phases_of  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402

@@ -24,8 +24,8 @@ from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 from ray.tune.registry import register_env
 
 from autocompile.errors import TargetError
-from autocompile.runtime.rllib.observations import module_spec
-from autocompile.trial.model.rllib import from_object
+from autocompile.rllib.modules import from_object
+from autocompile.rllib.observations import module_spec
 from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 

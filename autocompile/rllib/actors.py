@@ -1,6 +1,6 @@
 """Env runners and learners of RLlib that apply tuned settings in their own process.
 
-Mixins: :func:`autocompile.runtime.rllib.algorithm.tuned` joins them with the algorithm's classes.
+Mixins: :func:`autocompile.rllib.algorithm.tuned` joins them with the algorithm's classes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
 from autocompile.errors import UsageError
+from autocompile.rllib.observations import made_up_batch
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.applying import (
@@ -28,7 +29,6 @@ from autocompile.runtime.applying import (
 )
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
-from autocompile.runtime.rllib.observations import made_up_batch
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 

@@ -1,6 +1,6 @@
 """Tuned settings in RLlib's remote runners, several learners and threads.
 
-With another ray: see ``test_rllib_tuned``.
+With another ray: see ``test_algorithm``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ray.rllib.utils.actor_manager import ResultOrError
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
+from autocompile.rllib.actors import warm_up
+from autocompile.rllib.algorithm import Tell
+from autocompile.rllib.observations import module_spec
 from autocompile.runtime.applying import Compiled
-from autocompile.runtime.rllib.actors import warm_up
-from autocompile.runtime.rllib.algorithm import Tell
-from autocompile.runtime.rllib.observations import module_spec
 
 Built = Callable[[Any], Any]
 

@@ -2,7 +2,7 @@
 
 With another ray: ``pip install --no-deps 'ray[rllib]==2.50.*' gymnasium==1.1.1 ormsgpack==1.7.0``
 into an environment of its own, in whose site-packages a ``.pth`` file names this one's, and there
-``python -m pytest -n0 -m "" tests/runtime/test_rllib_{tuned,runners}.py``.
+``python -m pytest -n0 -m "" tests/rllib``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
-from autocompile.rllib import NotInEffect, tuned
-from autocompile.runtime.rllib import actors
+from autocompile.rllib import NotInEffect, actors, tuned
 
 Built = Callable[[Any], Any]
 

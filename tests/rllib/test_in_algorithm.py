@@ -25,7 +25,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings
 
 from autocompile.rllib import NotInEffect
-from autocompile.trial.tasks.in_algorithm import compare
+from autocompile.rllib.in_algorithm import compare
 
 CONFIG = """
 from ray.rllib.algorithms.ppo import PPOConfig

@@ -51,7 +51,7 @@ def compare(
 
     There are two rounds at least, whatever the deadline, which is as ``time.monotonic`` gives it.
     """
-    from autocompile.runtime.rllib.algorithm import tuned
+    from autocompile.rllib.algorithm import tuned
 
     if config.env is None:
         raise TargetError(
@@ -140,7 +140,7 @@ def _config_of(module: Any, spec: str) -> Any:
 
 def _timed(config: Any) -> Any:
     """The configuration with env runners and learners that measure their own times."""
-    from autocompile.runtime.rllib.algorithm import default_runner
+    from autocompile.rllib.algorithm import default_runner
 
     def timed(mixin: type, kind: Any) -> type:
         # Classes made here travel by value to wherever ray makes an actor.

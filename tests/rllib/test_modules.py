@@ -24,16 +24,16 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from autocompile.errors import TargetError
 from autocompile.export.lines import Choice, Facts, lines_of
 from autocompile.protocol.requests import ExportedCode
+from autocompile.rllib.actors import warm_up
+from autocompile.rllib.modules import from_object
+from autocompile.rllib.observations import _rows
 from autocompile.runtime.applying import apply_to_phase
-from autocompile.runtime.rllib.actors import warm_up
-from autocompile.runtime.rllib.observations import _rows
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
-from autocompile.trial.model.rllib import from_object
 from autocompile.trial.model.sides import make_side, phases_of
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.exported import exported_side

@@ -18,7 +18,7 @@ from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 
 from autocompile.errors import UsageError
-from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, demand_usable
+from autocompile.rllib.actors import TunedLearner, TunedRunner, demand_usable
 from autocompile.settings.tuned import TunedSet
 
 _ANSWER_S = 30.0  # timeout for the answer of a runner or learner

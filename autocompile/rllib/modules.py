@@ -32,7 +32,7 @@ from ray.rllib.utils.from_config import from_config
 from ray.rllib.utils.replay_buffers.replay_buffer import ReplayBuffer
 
 from autocompile.errors import TargetError
-from autocompile.runtime.rllib import observations
+from autocompile.rllib import observations
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_INFERENCE,

@@ -1,1 +1,0 @@
-"""Applies settings in RLlib's env runners and learners."""
