@@ -16,14 +16,14 @@ if TYPE_CHECKING:
         TargetError,
         UsageError,
     )
-    from autocompile.estimate.candidates import Limits
     from autocompile.estimate.intervals import Interval
+    from autocompile.estimate.limits import Limits
     from autocompile.progress import Progress
     from autocompile.result import Result
     from autocompile.runtime.apply import apply
     from autocompile.runtime.recording import record
     from autocompile.settings.config import CompileConfig
-    from autocompile.space.space import SearchSpace
+    from autocompile.settings.searchspace import SearchSpace
     from autocompile.store.record import Outcome, Record
 
 __version__ = "0.1.0"
@@ -53,12 +53,12 @@ __all__ = [
 _HOME = {
     "CompileConfig": "settings.config",
     "Interval": "estimate.intervals",
-    "Limits": "estimate.candidates",
+    "Limits": "estimate.limits",
     "Outcome": "store.record",
     "Progress": "progress",
     "Record": "store.record",
     "Result": "result",
-    "SearchSpace": "space.space",
+    "SearchSpace": "settings.searchspace",
     "apply": "runtime.apply",
     "load": "api",
     "record": "runtime.recording",

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Any
-
-from optuna.samplers import BaseSampler
+from typing import Any, ParamSpec, TypeVar
 
 from autocompile.errors import UsageError
-from autocompile.estimate.candidates import Limits
+from autocompile.estimate.limits import Limits
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
-from autocompile.execute.starter import Isolation
 from autocompile.export.check import exported_code
 from autocompile.progress import Progress
+from autocompile.protocol.requests import Header, ProbeResult
 from autocompile.report.live import progress as progress_of
+from autocompile.request import Request, demand_options
 from autocompile.result import (
     Result,
     demand_some,
@@ -32,7 +33,7 @@ from autocompile.search.deadlines import Deadlines
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Interrupts
 from autocompile.search.opening import (
-    demand_sense,
+    demand_same_machine,
     described,
     opened,
     probe_all,
@@ -41,69 +42,73 @@ from autocompile.search.opening import (
 from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
 from autocompile.search.study import Study, plain_runs_alone
-from autocompile.settings.tuned import Tuned
 from autocompile.space.space import (
-    EFFORTS,
-    SearchSpace,
-    asked_for,
+    Space,
     calls_between_updates,
     demand_calls_differ,
-    environments,
     first_sizes,
     passes_of,
     spaces_of,
 )
-from autocompile.store import runs, targets
-from autocompile.store.calls import read_calls
+from autocompile.store import runs
 from autocompile.store.files import write_json
-from autocompile.store.targets import target_spec
+from autocompile.store.reading import known
+from autocompile.store.record import RunFolder
+from autocompile.store.targets import library_model, target_spec
 
 __all__ = ["load", "tune"]
 
-_BUSY = (
-    0.2  # cores or shares of a GPU that others use: below this there is nothing to tell
-)
+# Cores, or a share of a GPU, that others use: below this there is nothing to tell.
+_BUSY = 0.2
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def tune(
-    target: Any,
-    inputs: Any = None,
-    *,
-    optimizer: Callable[[Any], Any] | None = None,
-    loss: Callable[[Any, Any], Any] | None = None,
-    phases: tuple[str, ...] | None = None,
-    space: SearchSpace | None = None,
-    effort: str | None = None,
-    trials: int | None = None,
-    budget_s: float | None = None,
-    sampler: str | BaseSampler = "portfolio",
-    timeout_s: float = 300.0,
-    memory_limit_bytes: int | None = None,
-    objective: str | None = None,
-    limits: Limits | None = None,
-    device: str | None = None,
-    jobs: int | None = None,
-    isolation: Isolation = "auto",
-    executor: Executor | None = None,
-    run_dir: str | Path | None = None,
-    resume: bool = False,
-    wait: bool = False,
-    seed: int | None = None,
-    tolerance: float | None = None,
-    calls_per_update: int | None = None,
-    horizon: int | None = None,
-    calls: str | Path | None = None,
-    pythons: tuple[str, ...] = (),
-    only: Tuned | None = None,
-    progress: Progress | str = "auto",
-    clock: Callable[[], float] = time.monotonic,
-    began: float | None = None,
-    command: Mapping[str, Any] | None = None,
-    waited: Callable[[float], None] = lambda seconds: None,
-) -> Result:
+@dataclass(frozen=True)
+class Call(Request):
+    """What :func:`tune` is called with: a request, and what stands for a file."""
+
+    target: Any
+    inputs: Any = None
+    _: KW_ONLY
+    optimizer: Callable[[Any], Any] | None = None
+    loss: Callable[[Any, Any], Any] | None = None
+    progress: Progress | str = "auto"
+
+
+_OF_A_CALL = {f.name for f in fields(Call)} - {f.name for f in fields(Request)}
+
+
+def _signed_by(
+    call: Callable[P, object],
+) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the signature of a dataclass, and say in its docstring what options do."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        said = {f.name: f.metadata.get("option") for f in fields(Request)}
+        hidden = {"only", "asked"} | {
+            n for n, o in said.items() if o and o.is_typed_only
+        }
+        every = inspect.signature(call).parameters.values()
+        shown = [p for p in every if p.name not in hidden]
+        changed: Any = function
+        changed.__signature__ = inspect.Signature(shown, return_annotation="Result")
+        lines = [
+            f"        {p.name}: {option.help}"
+            for p in shown
+            if (option := said.get(p.name))
+        ]
+        changed.__doc__ = (function.__doc__ or "").replace(
+            "        OPTIONS", "\n".join(lines)
+        )
+        return changed  # type: ignore[no-any-return]
+
+    return decorate
+
+
+@_signed_by(Call)
+def tune(target: Any, inputs: Any = None, **options: Any) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
-
-    An argument that is not listed is the option of ``autocompile tune`` that has its name.
 
     Args:
         target: a path, ``PATH:NAME``, ``package.module:NAME``, ``timm:NAME`` and the like, or an
@@ -114,32 +119,13 @@ def tune(
             ``model(**x)``, or a function from a batch size to one of these.
         optimizer: of a live model: from a module to its optimizer; None: Adam.
         loss: of a live model: from an output and the inputs to a scalar; None: the sum of outputs.
-        phases: what to time; None: the target's default phases.
-        effort: ``quick`` (90 s), ``normal`` (5 min, the default) or ``full`` (every setting).
-        budget_s: seconds of the whole run, including the report; None: set by ``effort``.
-        sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
-        timeout_s: limit for each step of a trial.
-        objective: ``throughput`` (the default) or ``latency``.
-        isolation: ``fork`` forks trials from a warm process, ``spawn`` starts an interpreter for
-            each, ``auto`` forks where that is safe.
-        executor: runs the trials; None: processes on this machine.
-        run_dir: the run's folder; None: a new one under ``./runs``.
-        resume: continue ``run_dir``, or the last run of this target, with what it was begun with.
-        calls_per_update: calls of a forward phase between two changes of the weights, which
-            decides whether constant weights pay; None: from the target.
-        horizon: calls that a program makes: compile time then counts; None: so many that it does
-            not.
-        calls: a file that :func:`autocompile.record` has written; None: the target says what it is
-            called with.
-        pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``.
-        only: tries only these settings, eager mode and plain ``torch.compile()``, by what decided
-            when they were found.
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
             ``none``, or an object of yours that is told of each event.
-        clock: returns seconds, for the budget.
-        began: when the budget began, by ``clock``; None: now.
-        waited: is told for how many seconds ``wait`` has waited.
-        command: more options, of the command that this is of, for those that reports name.
+        OPTIONS
+
+    They are the options of ``autocompile tune``. Times are in seconds and sizes in bytes.
+    ``limits`` is a :class:`Limits`, ``space`` a :class:`SearchSpace`, ``calls`` a path,
+    and ``sampler`` may be any sampler of Optuna's kind.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.
@@ -147,151 +133,224 @@ def tune(
     Raises:
         UsageError, TargetError: the request or the target is invalid, or cannot be pickled.
         RunError: the run's folder cannot be used, or another autocompile is at work here.
-        NothingWorked: no setting and no eager run worked; with ``only`` the verdict says so.
+        NothingWorked: no setting and no eager run worked.
     """
-    began = clock() if began is None else began
-    options = {
-        "budget_s": budget_s,
-        "trials": trials,
-        **({"sampler": sampler} if isinstance(sampler, str) else {}),
-        "timeout_s": timeout_s,
-        "memory_limit_bytes": memory_limit_bytes,
-        "jobs": jobs,
-        "isolation": isolation,
+    progress = options.pop("progress", "auto")
+    live = {name: options.pop(name, None) for name in ("optimizer", "loss")}
+    demand_options(Call, options)
+    spec = _spec(target, inputs, **live)
+    request = Request.of(spec, options)
+    if request.ray is not None or request.accelerators:
+        raise UsageError(
+            "tune() uses this machine, and ray and accelerators are about others",
+            hint=f"autocompile tune {spec} --ray {request.ray or 'auto'}",
+        )
+    return tune_with(request, Parts(progress=progress))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made with, beside its request: tests, clusters and suites bring their own.
+
+    Attributes:
+        executor: runs the trials; None: processes on this machine.
+        progress: is told of each event; or ``auto``, ``plain`` or ``none``.
+        clock: returns seconds, for the budget.
+        began: when the budget began, by ``clock``; None: now.
+        waited: is told for how many seconds ``wait`` has waited.
+        machine: the environment of an earlier run that this one is to stand beside; it
+            ends with an error elsewhere.
+    """
+
+    executor: Executor | None = None
+    progress: Progress | str = "auto"
+    clock: Callable[[], float] = time.monotonic
+    began: float | None = None
+    waited: Callable[[float], None] = lambda seconds: None
+    machine: Mapping[str, Any] | None = None
+
+
+def tune_with(request: Request, parts: Parts = Parts()) -> Result:
+    """Tune as :func:`tune` does, with parts of one's own; a request of one's own too."""
+    folder, request = resolved(request)
+    with _at_work(request, parts, folder) as bench:
+        request, probes = bench.probe(request, parts.machine)
+        run = _described(folder, request, probes, bench)
+        spaces = spaces_of(request, probes)
+        sizes = first_sizes(spaces, request, run["target"])
+        run["batch_sizes"] = sizes
+        study = _study(request, run, spaces, sizes, bench)
+        counts = {n: f"{len(s.settings)} settings" for n, s in spaces.items()}
+        bench.progress.searching(counts, bench.deadlines)
+        write_json(folder.run_json, run)  # from here on it can be resumed and shown
+        race, interrupts = Race(study, request.limits, sizes), study.interrupts
+        # From here on Ctrl-C ends what runs, and never what is written about it.
+        with interrupts:
+            try:
+                has_more = True
+                while has_more and not interrupts.seen:  # as long as something is done
+                    before = len(study.records)
+                    study.search(race.needed_s)
+                    race.run()
+                    has_more = len(study.records) > before
+                if request.only is None and not interrupts.seen:
+                    race.run_exported(exported_code(run, race.answers()))
+            except KeyboardInterrupt:  # it does not wait for what still runs
+                interrupts.note()
+            result = _concluded(folder, run, request, spaces, study, race, bench)
+    if request.only is None:
+        demand_some(result, run)
+    return result
+
+
+def _concluded(
+    folder: RunFolder,
+    run: dict[str, Any],
+    request: Request,
+    spaces: Mapping[str, Space],
+    study: Study,
+    race: Race,
+    bench: _Bench,
+) -> Result:
+    """Write what was found into ``run.json`` and the report."""
+    run["interrupted"] = study.interrupts.seen
+    rest, unseen = study.rest(), study.unseen()
+    if request.only is not None:  # nothing else was to be tried
+        rest, unseen = {}, {}
+    is_over = rest is not None and not rest and not race.is_open
+    if is_over and not run["interrupted"]:
+        bench.factory.drop_cache()  # a resumed run has no need of it
+    records, facts = folder.read()
+    if facts:
+        bench.progress.warning("; ".join(facts))
+    run["spaces"] = {
+        name: {
+            **one.account(records),
+            "rest": None if rest is None else rest.get(name, []),
+            "unseen": unseen.get(name, []),
+        }
+        for name, one in spaces.items()
     }
-    demand_sense(options)
+    run["wall_s"] = run.get("wall_s", 0.0) + bench.deadlines.spent_s
+    write_json(folder.run_json, run)
+    return write_result(folder, run, records, request.limits)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What a run is worked on with."""
+
+    executor: Executor
+    factory: JobFactory
+    progress: Progress
+    deadlines: Deadlines
+    memory_bytes: int | None  # that trials may use together; None: not limited here
+    # Cores, and a share of the GPU, that others used before the run began.
+    busy: float
+    busy_gpu: float
+
+    def probe(
+        self, request: Request, machine: Mapping[str, Any] | None
+    ) -> tuple[Request, Mapping[str, ProbeResult]]:
+        """The request with the phases that were found, and what each interpreter found."""
+        parts = self.factory, self.executor, self.progress, self.deadlines
+        request, probes = probe_all(request, *parts)
+        found = probes["default"]
+        if machine:
+            demand_same_machine("the suite", machine, found.environment, "a new suite")
+        demand_calls_differ(request, found.target)
+        # The probe may have lowered the number of slots.
+        if self.memory_bytes and not request.memory_limit_bytes:
+            share = self.memory_bytes // self.executor.slots
+            self.factory.memory_limit_bytes = share
+        return request, probes
+
+
+@contextlib.contextmanager
+def _at_work(request: Request, parts: Parts, folder: RunFolder) -> Iterator[_Bench]:
+    """Hold the run's folder, and the machine, until the run has ended."""
+    progress = parts.progress
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
-    if only and (phases or space):
-        raise UsageError("only says what is tried", hint="leave phases and space out")
-    recorded = None if calls is None else read_calls(Path(calls))
-    if only:
-        recorded, horizon = recorded or only.calls, horizon or only.horizon
-    asked = asked_for(
-        target=_spec(target, inputs, optimizer, loss),
-        phases=tuple(only.phases) if only else phases,
-        space=space,
-        effort=effort,
-        objective=objective,
-        limits=limits,
-        device=device,
-        seed=seed,
-        tolerance=tolerance,
-        calls_per_update=calls_per_update,
-        horizon=horizon,
-        calls=recorded,
-        pythons=environments(pythons, only),
-        only=None if only is None else only.tried(),
-    )
-    folder, plan = resolved(asked, run_dir, resume)
-    total_s = EFFORTS[plan.effort] if budget_s is None else budget_s
-    is_local = executor is None  # where others share the machine with it
+    began = parts.clock() if parts.began is None else parts.began
+    is_local = parts.executor is None  # others share the machine with it
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(folder))
         stack.enter_context(contextlib.closing(progress))
         if is_local:
             doing = f"run {folder.path.absolute()}"
-            waited_s = stack.enter_context(held(doing, progress.warning, wait))
+            waited_s = stack.enter_context(held(doing, progress.warning, request.wait))
             began += waited_s  # the budget is of the time in which it could work
-            waited(waited_s)
-        # By what is free now: while it waited, the other command had some of it.
-        library, *_ = targets.library_model(plan.target) or ("",)
-        executor = executor or LocalExecutor(
-            isolation=isolation, jobs=jobs, share=library
+            parts.waited(waited_s)
+        # After the wait: what is free now counts, and the other command had some of it.
+        library, *_ = library_model(request.target) or ("",)
+        executor = parts.executor or LocalExecutor(
+            isolation=request.isolation, jobs=request.jobs, share=library
         )
         stack.enter_context(contextlib.closing(executor))
-        # Stations know their own memory.
-        memory = memory_limit_bytes or (most_memory_bytes() if is_local else 0) or None
-        factory = JobFactory(
-            folder, plan.header, timeout_s, memory, memory, dict(plan.pythons)
-        )
+        # Stations know their own memory, and have been sent the limit.
+        asked_bytes = None if request.ray else request.memory_limit_bytes
+        memory = asked_bytes or (most_memory_bytes() if is_local else 0) or None
+        header, others = Header.of(request), request.environments
+        factory = JobFactory(folder, header, request.timeout_s, memory, memory, others)
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
-        deadlines = Deadlines(total_s, began, clock)
-        plan, probes = probe_all(plan, factory, executor, progress, deadlines)
-        demand_calls_differ(plan, probes["default"].target)
-        if (
-            memory and not memory_limit_bytes
-        ):  # the probe may have lowered the number of slots
-            factory.memory_limit_bytes = memory // executor.slots
-        run = described(folder, plan, probes)
-        run["environment"] = environment = {**run["environment"]}
-        if (busy := max(busy, environment.get("busy_cores", 0.0))) >= _BUSY:
-            environment["busy_cores"] = busy
-        if on_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
-            environment["busy_gpu"] = on_gpu
-        run["options"] = {**options, **(command or {})}
-        target_fields = {"spec": plan.target, **run["target"]}
-        progress.header(target_fields, run["environment"], str(folder.path))
-        spaces = spaces_of(plan, probes)
-        sizes = first_sizes(spaces, run)
-        kind = run["environment"]["device"].split(":")[0]
-        has_convolutions = run["target"].get("has_convolutions", False)
-        priors = {p: prior_of(kind, p, has_convolutions) for p in spaces}
-        settings = [setting for space in spaces.values() for setting in space.settings]
-        memory_bytes = run["environment"].get("device_memory_bytes")
-        plain_alone = plain_runs_alone(deadlines, memory_bytes, executor.slots)
-        run["batch_sizes"] = sizes
-        interrupts = Interrupts()
-        study = Study(
-            sampler=make_sampler(
-                sampler, settings, priors, sizes, plan.seed, plain_alone
-            ),
-            job_factory=factory,
-            executor=executor,
-            progress=progress,
-            deadlines=deadlines,
-            trials=trials,
-            calls_per_update=lambda phase, size: calls_between_updates(
-                phase, run, size
-            ),
-            passes=lambda phase: passes_of(phase, run),
-            records=folder.read()[0],
-            compile_is_limited=plan.limits.compile_s is not None,
-            memory_bytes=memory_bytes,
-            interrupts=interrupts,
-        )
-        progress.searching(
-            {n: f"{len(s.settings)} settings" for n, s in spaces.items()}, deadlines
-        )
-        write_json(
-            folder.run_json, run
-        )  # from here on the run can be resumed and shown
-        race = Race(study, plan.limits, sizes)
-        # From here on Ctrl-C ends what runs, and never what is written about it.
-        stack.enter_context(interrupts)
-        try:
-            has_more = True
-            while has_more and not interrupts.seen:  # as long as something is done
-                before = len(study.records)
-                study.search(race.needed_s)
-                race.run()
-                has_more = len(study.records) > before
-            if only is None and not interrupts.seen:
-                race.run_exported(exported_code(run, race.answers()))
-        except KeyboardInterrupt:  # it does not wait for what still runs
-            interrupts.note()
-        run["interrupted"] = interrupts.seen
-        rest, unseen = ({}, {}) if only else (study.rest(), study.unseen())
-        is_over = rest is not None and not rest and not race.is_open
-        if is_over and not run["interrupted"]:
-            factory.drop_cache()  # a resumed run has no need of it
-        records, facts = folder.read()
-        if facts:
-            progress.warning("; ".join(facts))
-        run["spaces"] = {
-            name: {
-                **one.account(records),
-                "rest": None if rest is None else rest.get(name, []),
-                "unseen": unseen.get(name, []),
-            }
-            for name, one in spaces.items()
-        }
-        run["wall_s"] = run.get("wall_s", 0.0) + deadlines.spent_s
-        write_json(folder.run_json, run)
-        result = write_result(folder, run, records, plan.limits)
-    if only is None:
-        demand_some(result, run)
-    return result
+        deadlines = Deadlines(request.total_s, began, parts.clock)
+        yield _Bench(executor, factory, progress, deadlines, memory, busy, on_gpu)
+
+
+def _described(
+    folder: RunFolder,
+    request: Request,
+    probes: Mapping[str, ProbeResult],
+    bench: _Bench,
+) -> dict[str, Any]:
+    """What ``run.json`` is to hold, with how busy the machine is now."""
+    run = described(folder, request, probes)
+    run["environment"] = environment = {**run["environment"]}
+    busy = max(bench.busy, environment.get("busy_cores", 0.0))
+    if busy >= _BUSY:
+        environment["busy_cores"] = busy
+    if bench.busy_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
+        environment["busy_gpu"] = bench.busy_gpu
+    run["request"] = request.to_dict()  # of the last time that it goes on
+    target = {"spec": request.target, **run["target"]}
+    bench.progress.header(target, environment, str(folder.path))
+    return run
+
+
+def _study(
+    request: Request,
+    run: Mapping[str, Any],
+    spaces: Mapping[str, Space],
+    sizes: Mapping[str, int | None],
+    bench: _Bench,
+) -> Study:
+    """The search through the settings of all phases."""
+    environment, target = run["environment"], run["target"]
+    device = environment["device"].split(":")[0]
+    has_convolutions = target.get("has_convolutions", False)
+    priors = {p: prior_of(device, p, has_convolutions) for p in spaces}
+    settings = [setting for space in spaces.values() for setting in space.settings]
+    memory_bytes = environment.get("device_memory_bytes")
+    alone = plain_runs_alone(bench.deadlines, memory_bytes, bench.executor.slots)
+    return Study(
+        sampler=make_sampler(
+            request.sampler, settings, priors, sizes, request.seed, alone
+        ),
+        job_factory=bench.factory,
+        executor=bench.executor,
+        progress=bench.progress,
+        deadlines=bench.deadlines,
+        trials=request.trials,
+        calls_per_update=lambda phase, size: calls_between_updates(
+            phase, request, target, size
+        ),
+        passes=lambda phase: passes_of(phase, request, target),
+        records=bench.factory.folder.read()[0],
+        compile_is_limited=request.limits.compile_s is not None,
+        memory_bytes=memory_bytes,
+        interrupts=Interrupts(),
+    )
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
@@ -324,5 +383,5 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    limits = Limits(**data["plan"]["limits"])
+    limits = Limits(**known(Limits, data["request"].get("limits", {})))
     return make_result(folder, data, records, limits, "; ".join(facts))

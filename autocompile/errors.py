@@ -53,6 +53,10 @@ class RunError(AutocompileError):
     """A run folder is missing, damaged, of another target, or in use."""
 
 
+class AnotherMachine(RunError):
+    """What is to go on was made on another machine, or with another torch."""
+
+
 class ExportError(AutocompileError):
     """The requested format cannot express the result."""
 

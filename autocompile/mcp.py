@@ -6,18 +6,21 @@ A tool for each command, which answers with what the command prints with ``--jso
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import inspect
 import io
 import json
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 try:
     from anyio import from_thread
     from mcp.server.mcpserver import Context, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
+    from pydantic import Field
 except ImportError as error:
     raise SystemExit(
         f"error: {error}\n  try: pip install 'torch-autocompile[mcp]'"
@@ -29,8 +32,10 @@ from autocompile.commands import runs as listing
 from autocompile.commands import verify as verifying
 from autocompile.errors import AutocompileError
 from autocompile.report.live import PlainProgress
+from autocompile.request import SAMPLERS, Request
 from autocompile.settings.tuned import TunedSet
 from autocompile.store import runs
+from autocompile.store.targets import target_spec
 
 server = MCPServer("autocompile", version=__version__)
 """Tools run in threads: a call that takes minutes leaves the server able to answer."""
@@ -79,39 +84,55 @@ class _Progress(PlainProgress):
         _cancellable(from_thread.check_cancelled)
 
 
-def tune(
-    target: str,
-    context: Context,
-    phases: list[str] | None = None,
-    effort: Literal["quick", "normal", "full"] | None = None,
-    budget_s: float | None = None,
-    device: str | None = None,
-    resume: bool = False,
-    objective: Literal["throughput", "latency"] | None = None,
-    calls: str | None = None,
-) -> Any:
+def tune(target: str, context: Context, **options: Any) -> Any:
     """Find the fastest torch.compile settings of a model that keep it right, on this machine.
 
     Takes 90 s (quick), 5 min (normal, the default), as long as every setting needs (full), or
     budget_s.
     target: model.py, PATH:NAME or package.module:NAME; an nn.Module, an RLlib AlgorithmConfig, or a
     file with get_model() and get_inputs(batch_size); or without a file timm:NAME,
-    torchvision:NAME, transformers:CLASS or diffusers:CLASS. phases: what to time, such as forward,
-    train_step or optimizer_step. resume: go on with the last run of the target. calls: a file of
-    autocompile record. Returns the report: phases.NAME.best and .verdict say what to use, and the
-    export tool gives the code.
+    torchvision:NAME, transformers:CLASS or diffusers:CLASS. Returns the report:
+    phases.NAME.best and .verdict say what to use, and the export tool gives the code.
     """
-    return api.tune(
-        target,
-        phases=tuple(phases) if phases else None,
-        effort=effort,
-        budget_s=budget_s,
-        device=device,
-        resume=resume,
-        objective=objective,
-        calls=calls,
-        progress=_Progress(context),
-    ).to_dict()
+    request = Request.of(target_spec(target), options)
+    return api.tune_with(request, api.Parts(progress=_Progress(context))).to_dict()
+
+
+def _with_options(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a tool a parameter for each option of a Request that is about this machine."""
+    hints = get_type_hints(Request)
+    taken = [
+        p
+        for p in inspect.signature(tool, eval_str=True).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    for each in dataclasses.fields(Request):
+        said = each.metadata.get("option")
+        if said is None or not said.panel or said.is_typed_only:
+            continue
+        kind, about = hints[each.name], said.help
+        if dataclasses.is_dataclass(each.default_factory):
+            names = (part.name for part in dataclasses.fields(each.default_factory))
+            kind = dict[str, Any]
+            about = f"what to keep or try, by {', '.join(names)}"
+        elif each.name in ("calls", "run_dir"):
+            kind = str
+        elif each.name == "sampler":
+            kind = Literal[SAMPLERS]
+        taken.append(
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[kind | None, Field(description=about)],
+            )
+        )
+    changed: Any = tool
+    changed.__signature__ = inspect.Signature(taken)
+    return tool
+
+
+_with_options(tune)
 
 
 def show(run: str = "last") -> Any:
@@ -153,14 +174,13 @@ def verify(
     least speedup, and the most graphs, recompiles and seconds of compiling; what is not met is
     listed under unmet. calls: a file of autocompile record in place of the calls in the settings.
     """
+    given = {"budget_s": budget_s, "device": device, "calls": calls}
     return verifying.verify(
         TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
         target,
         {str(name): bound for name, bound in (require or {}).items()},
-        budget_s=budget_s,
-        device=device,
-        progress=_Progress(context),
-        calls=Path(calls) if calls else None,
+        given,
+        _Progress(context),
     )
 
 

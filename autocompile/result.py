@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from autocompile.errors import AutocompileError, NothingWorked
-from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
+from autocompile.estimate.limits import Limits
 from autocompile.export import FORMATS, export, to_paste
 from autocompile.report.build import build_report
 from autocompile.report.page import to_html
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
-from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
 from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report
+from autocompile.store.resuming import resuming
 
 Model = TypeVar("Model")
 
@@ -193,7 +193,7 @@ def demand_some(result: Result, run: Mapping[str, Any]) -> None:
     what, hint = f"no setting and no eager run worked: {first.reason}", None
     if next(iter(run["spaces"].values()))["untried"]:
         what = f"there is no result: {first.reason}"
-        hint = f"{runs.resuming(run, result.run_dir)} with a longer --budget, or none"
+        hint = f"{resuming(run, result.run_dir)} with a longer --budget, or none"
     elif rows and rows[0].outcome is Outcome.TIMEOUT:
         hint = "the same command with a longer --timeout, if a call or a compile needs more time"
     raise NothingWorked(what, *words, hint=hint)

@@ -10,10 +10,13 @@ import math
 import tempfile
 
 from autocompile import progress, result
-from autocompile.estimate import candidates, decision
+from autocompile.estimate import decision
+from autocompile.estimate.limits import Limits
 from autocompile.execute import job, local
-from autocompile.protocol.requests import Side, TimingLimits, TrialRequest
+from autocompile.protocol.requests import Header, Side, TimingLimits, TrialRequest
+from autocompile.request import Request
 from autocompile.search import effects, jobs, opening, optuna_study, records, sampler
+from autocompile.settings import searchspace
 from autocompile.space import space
 from autocompile.store.record import RunFolder
 
@@ -25,10 +28,10 @@ PHASE, SIZE, TRIALS = (
 
 
 def tune(target, backends, run, executor):
-    wanted = space.SearchSpace(backends=backends, batch_sizes=(SIZE,))
-    asked = space.Plan(str(target), phases=(PHASE,), space=wanted)
+    wanted = searchspace.SearchSpace(backends=backends, batch_sizes=(SIZE,))
+    asked = Request(str(target), phases=(PHASE,), space=wanted)
     factory = job.JobFactory(
-        run, asked.header, timeout_s=300.0, memory_limit_bytes=None
+        run, Header.of(asked), timeout_s=300.0, memory_limit_bytes=None
     )
 
     def in_a_child(*sides, **more):  # which may end in any way: that is an ending too
@@ -68,7 +71,7 @@ def tune(target, backends, run, executor):
         for record in in_a_child(*sides, checks="again", limits=limits):
             keep(dataclasses.replace(record, number=factory.next_number(), race=race))
     facts = opening.described(run, asked, found)
-    return result.make_result(run, facts, run.read()[0], candidates.Limits())
+    return result.make_result(run, facts, run.read()[0], Limits())
 
 
 if __name__ == "__main__":

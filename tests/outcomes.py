@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fakes import FakeExecutor, failed, measured, probed
+from scripts import tune
 
-from autocompile.api import tune
 from autocompile.execute.executor import Ending
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
 
 # Backend, then outcome, step and message of its trials.

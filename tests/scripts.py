@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ from conftest import Clock
 from fakes import FakeExecutor, kind_of, measured, probed
 
 import autocompile
+from autocompile.api import Parts, tune_with
+from autocompile.commands.verify import request_for
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.progress import Progress
 from autocompile.protocol.requests import read_request
-from autocompile.space.space import SearchSpace
+from autocompile.request import Request as Asked
+from autocompile.settings.searchspace import SearchSpace
+from autocompile.settings.tuned import Tuned
 from autocompile.store.record import Outcome, Step
+from autocompile.store.targets import target_spec
 
 Request = Mapping[str, Any]
 Script = Callable[[Request], Ending]
@@ -71,12 +77,33 @@ def where(condition: Callable[[Request], bool], then: Ending | Script) -> Script
     return changed
 
 
+def tune(
+    target: Any,
+    executor: Any = None,
+    *,
+    only: Tuned | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    progress: Any = "auto",
+    **options: Any,
+) -> autocompile.Result:
+    """``autocompile.tune`` with an executor and a clock of the test's.
+
+    Args:
+        only: settings that are tried again, as ``autocompile verify`` does.
+    """
+    if only is None:
+        request = Asked.of(target_spec(target), options)
+    else:
+        request = request_for(only, str(target), options)
+    return tune_with(request, Parts(executor, progress, clock))
+
+
 def tuned(
     target: Path, script: Script | FakeExecutor = script, **options: Any
 ) -> autocompile.Result:
     """A run at batch size 4, if nothing else is asked for."""
     executor = script if isinstance(script, FakeExecutor) else FakeExecutor(script)
-    return autocompile.tune(target, executor=executor, **{"space": SPACE, **options})
+    return tune(target, executor, **{"space": SPACE, **options})
 
 
 def with_modes(script: Script, *modes: str, **more: Any) -> FakeExecutor:

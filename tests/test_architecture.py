@@ -33,12 +33,15 @@ MADE = {
     "trials/0007/request.json",
     "result.json",
     "report.json",
+    "run.json",
+    "suite.json",
     "tuned.json",
     "runs/",
 }
 
 # A column may import itself and the columns named here.
-GROUND = {"errors", "estimate", "progress", "protocol", "settings", "store", "__init__"}
+GROUND = {"errors", "estimate", "progress", "protocol", "request", "settings", "store"}
+GROUND |= {"__init__"}
 ALLOWED = {
     "ground": {"ground"},
     "runtime": {"ground"},
@@ -180,7 +183,7 @@ def test_imports_make_no_circle_and_no_long_chain() -> None:
     chain: dict[str, int] = {}
     for name in order:
         chain[name] = max((1 + chain[below] for below in graph[name]), default=0)
-    assert max(chain.values()) <= 12
+    assert max(chain.values()) <= 12, sorted(chain, key=lambda n: chain[n])[-4:]
 
 
 def way() -> list[tuple[str, str]]:

@@ -19,9 +19,9 @@ from conftest import ROOT, Bench
 from typer.testing import CliRunner
 
 from autocompile.cli.commands import app
-from autocompile.cli.options import numbers
 from autocompile.commands.verify import REQUIREMENTS
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.option import named_numbers
 from autocompile.store.record import RunFolder
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -161,8 +161,8 @@ def test_ci_runs_the_readme_s_last_commands_to_the_letter() -> None:
 
 def test_the_documents_name_every_command_and_only_options_that_exist() -> None:
     shown = help_of()
-    commands = re.findall(r"^│ (\w+) ", shown.split("─ Commands ─")[1], re.M)
-    named = "tune suite show list export verify check doctor init record"
+    commands = re.findall(r"^│ (\w+) ", shown.split("─ Start here ─")[1], re.M)
+    named = "tune init check doctor show list export verify suite record"
     assert commands == named.split()
     known = shown + "".join(map(help_of, commands))
     for command in commands:
@@ -197,7 +197,7 @@ def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
         re.search(rf"^│ +{option}\b", help_of(command), re.M) for option in options
     )
     required = rest[rest.index("--require") + 1]
-    assert numbers("--require", [required], REQUIREMENTS)
+    assert named_numbers("--require", [required], REQUIREMENTS)
 
 
 def test_the_clusters_shown_are_valid() -> None:

@@ -50,7 +50,7 @@ def connected(*server: str) -> Any:
     kept = {
         k: v
         for k, v in os.environ.items()
-        if k in ("XDG_CACHE_HOME", "AUTOCOMPILE_TESTS")
+        if k in ("XDG_CACHE_HOME", "AUTOCOMPILE_TESTS", "TMPDIR")
     }
     env = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     return mcp.Client(

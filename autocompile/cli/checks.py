@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,9 @@ import typer
 from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, write
 from autocompile.errors import ExitCode, UsageError
+from autocompile.request import Request
+from autocompile.settings.option import COUNT, NAME, named_numbers
+from autocompile.settings.searchspace import SearchSpace
 
 TEMPLATE = '''"""A model for autocompile: plain functions, nothing to import from autocompile."""
 
@@ -42,30 +44,32 @@ def init(path: File = Path("model.py")) -> None:
     if path.exists():
         raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
     write(path, TEMPLATE)
-    from autocompile.store import runs
-
-    typer.echo(f"wrote {path}\nNext    {runs.tuning(str(path), {})}")
+    typer.echo(f"wrote {path}\nNext    {Request(str(path)).command()}")
 
 
+_SIZE = "of the inputs; 4 if left out"
+
+
+@options.takes(
+    options.named(name, panel="")
+    for name in ("phases", "device", "timeout_s", "tolerance", "calls")
+)
 def check(
     target: options.Target,
-    phase: options.Phase = None,
-    batch_size: Annotated[int, options.option("N", "of the inputs", min=1)] = 4,
-    device: options.Device = None,
-    timeout: options.Timeout = 300.0,
-    tolerance: options.Tolerance = None,
-    calls: options.Calls = None,
+    asked: options.Asked,
+    batch_size: Annotated[int, options.own(COUNT, "--batch-size", _SIZE)] = 4,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Run TARGET eagerly and under plain torch.compile(), and compare."""
     from autocompile.commands import diagnose
     from autocompile.report import checks
+    from autocompile.store.targets import target_spec
 
-    phases = options.words(phase) or None
-    results = diagnose.check(
-        target, phases, batch_size, device, timeout, tolerance, calls
-    )
+    space = SearchSpace(batch_sizes=(batch_size,))
+    given = {**options.given(asked), "space": space}
+    request = Request.of(target_spec(target), given)
+    results = diagnose.check(request, calls=given.get("calls"))
     print_or_draw(
         results, as_json, lambda console: checks.render_check(results, console, verbose)
     )
@@ -73,11 +77,12 @@ def check(
         raise typer.Exit(ExitCode.GATE)
 
 
+@options.takes([options.named("device", panel="")])
 def doctor(
+    asked: options.Asked,
     backend: Annotated[
         str | None, typer.Argument(metavar="BACKEND", help="only this one")
     ] = None,
-    device: options.Device = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -85,7 +90,7 @@ def doctor(
     from autocompile.commands import diagnose
     from autocompile.report import checks
 
-    results = diagnose.doctor(backend, device)
+    results = diagnose.doctor(backend, options.given(asked).get("device"))
     print_or_draw(
         results,
         as_json,
@@ -97,31 +102,34 @@ _GATES = "speedup=1.05, max-graphs=1, max-recompiles=0, max-compile-time=60s"
 Settings = Annotated[
     str, typer.Argument(metavar="FILE|RUN", help="settings, as tuned.json, or a run")
 ]
-Moved = Annotated[
-    str | None, options.option("TARGET", "where the target is now, if it has moved")
-]
+_MOVED = "where the target is now, if it has moved"
+Moved = Annotated[str | None, options.own(NAME, "--target", _MOVED)]
 Require = Annotated[
-    list[str] | None, options.option("LIST", f"fail unless met: {_GATES}")
+    list[str] | None,
+    options.texts("LIST", "--require", f"fail unless met: {_GATES}"),
 ]
 _WHOLE = "train RLlib's own algorithm with and without them"
-InAlgorithm = Annotated[bool, options.flag("--in-algorithm", _WHOLE)]
-_TIME = "end the whole command after this time; 2m if left out"
-_FILE = "what the model is called with, as tune takes it; the settings' own if left out"
-_DEVICE = "cpu, cuda or cuda:1; the settings' own if left out"
-_PYTHON = "where an interpreter of the settings is now; repeatable"
+InAlgorithm = Annotated[bool, options.switch("--in-algorithm", _WHOLE)]
+_BUDGET_S = 120.0
+_OF_VERIFY = {
+    "budget_s": "end the whole command after this time; 2m if left out",
+    "device": "cpu, cuda or cuda:1; the settings' own if left out",
+    "pythons": "where an interpreter of the settings is now, as NAME=PATH; repeatable",
+    "calls": "what the model is called with, as tune takes it; the settings' own if left out",
+    "timeout_s": "end a trial that stays longer in one step; 300s if left out",
+    "wait": "wait until no other autocompile is at work on this machine",
+}
 
 
+@options.takes(
+    options.named(name, help=help, panel="") for name, help in _OF_VERIFY.items()
+)
 def verify(
+    asked: options.Asked,
     settings: Settings = "last",
     target: Moved = None,
     require: Require = None,
     in_algorithm: InAlgorithm = False,
-    budget: Annotated[float, options.option("TIME", _TIME)] = 120.0,
-    device: Annotated[str | None, options.option("NAME", _DEVICE)] = None,
-    python: Annotated[list[str] | None, options.option("NAME=PATH", _PYTHON)] = None,
-    calls: Annotated[Path | None, options.option("FILE", _FILE)] = None,
-    timeout: options.Timeout = 300.0,
-    wait: options.Wait = False,
     as_json: options.Json = False,
     progress: options.Progress = "auto",
 ) -> None:
@@ -130,28 +138,29 @@ def verify(
     from autocompile.commands import bench
     from autocompile.commands import verify as verifying
     from autocompile.report.checks import render_in_algorithm, render_verified
-    from autocompile.report.live import progress as progress_of
     from autocompile.settings.tuned import TunedSet
     from autocompile.store import runs
     from autocompile.store.files import write_json
 
-    required = options.numbers("--require", require, verifying.REQUIREMENTS)
+    required = named_numbers("--require", require, verifying.REQUIREMENTS)
+    given = {"budget_s": _BUDGET_S, **options.given(asked)}
     folder = (
         None if settings.endswith(".json") else runs.find(settings)
     )  # another may be last soon
     tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
     if in_algorithm:
-        if require or device or python or calls or wait:
+        about_settings = {"device", "pythons", "calls", "wait"} & given.keys()
+        if require or about_settings:
             raise UsageError(
                 "--require, --device, --python, --calls and --wait are about the settings alone, "
                 "and --in-algorithm about a whole training"
             )
         if progress != "none":
-            say(
-                f"trains with and without the settings, in turns, for about {budget:.0f} s"
-            )
+            about_s = f"{given['budget_s']:.0f} s"
+            say(f"trains with and without the settings, in turns, for about {about_s}")
         where = target or verifying.entry_here(tuned).target
-        comparison = bench.compare_in_algorithm(where, tuned, budget, timeout)
+        request = Request.of(where, given)
+        comparison = bench.compare_in_algorithm(request, tuned)
         if folder is not None:  # the run's report has the figures from now on
             write_json(folder.in_algorithm, comparison["figures"])
         print_or_draw(
@@ -164,13 +173,8 @@ def verify(
         tuned,
         target,
         required,
-        budget_s=budget,
-        timeout_s=timeout,
-        wait=wait,
-        device=device,
-        pythons=tuple(python or ()),
-        calls=calls,
-        progress=progress_of(progress, sys.stderr),
+        given,
+        progress,
     )
     print_or_draw(verified, as_json, lambda console: render_verified(verified, console))
     if verified["interrupted"]:

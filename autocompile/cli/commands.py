@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -66,22 +67,25 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Find the fastest torch.compile settings that keep your model right, on this machine."""
+    """Find the fastest torch.compile settings that keep your model right, on this machine.
+
+    \b
+    The first command:
+      autocompile tune model.py          a file with get_model() and get_inputs()
+      autocompile tune timm:resnet18     a model by its name, without a file
+    """
 
 
-for _command in (
-    tune,
-    suite,
-    show,
-    list_runs,
-    export,
-    verify,
-    check,
-    doctor,
-    init,
-    record,
-):
-    app.command(_command.__name__.removesuffix("_runs"))(_command)
+# In the order in which a newcomer needs them.
+_PANELS: Mapping[str, Sequence[Callable[..., Any]]] = {
+    "Start here": (tune, init, check, doctor),
+    "What a run has found": (show, list_runs, export, verify),
+    "More": (suite, record),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        _name = _command.__name__.removesuffix("_runs")
+        app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:

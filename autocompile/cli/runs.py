@@ -11,6 +11,7 @@ import typer
 from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, show_result, write
 from autocompile.errors import UsageError
+from autocompile.settings.option import FOLDER
 
 Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 
@@ -43,12 +44,12 @@ def show(
     run: Runs = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
-    schema: Annotated[bool, options.flag("--schema", _SCHEMA)] = False,
+    schema: Annotated[bool, options.switch("--schema", _SCHEMA)] = False,
     html: Annotated[
-        bool, options.flag("--html", "write report.html anew, print its path")
+        bool, options.switch("--html", "write report.html anew, print its path")
     ] = False,
     browse: Annotated[
-        bool, options.flag("--open", "the same, and open it in a browser")
+        bool, options.switch("--open", "the same, and open it in a browser")
     ] = False,
 ) -> None:
     """Show the report of a run, or one table over several runs."""
@@ -102,7 +103,7 @@ _FOLDER = "the folder of the runs, if not ./runs"
 
 
 def list_runs(
-    run_dir: Annotated[Path | None, options.option("FOLDER", _FOLDER)] = None,
+    run_dir: Annotated[Path | None, options.own(FOLDER, "--run-dir", _FOLDER)] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the runs under ./runs with their results, the newest last."""
@@ -122,12 +123,15 @@ _STACK = f"who reads it: {', '.join(get_args(Format))}; python if left out"
 _CACHE = "compile once more and keep the code beside FILE"
 
 
+@options.takes([options.named("timeout_s", panel="")])
 def export(
+    asked: options.Asked,
     run: Runs = None,
-    to: Annotated[Format | None, options.option("STACK", _STACK)] = None,
+    to: Annotated[
+        Format | None, typer.Option("--to", metavar="STACK", help=_STACK)
+    ] = None,
     output: Output = None,
-    with_cache: Annotated[bool, options.flag("--with-cache", _CACHE)] = False,
-    timeout: options.Timeout = 300.0,
+    with_cache: Annotated[bool, options.switch("--with-cache", _CACHE)] = False,
 ) -> None:
     """Print the best settings for a training stack, or write a file.
 
@@ -137,8 +141,10 @@ def export(
     """
     from autocompile import export as exporting
     from autocompile.commands.runs import demand_same_target
+    from autocompile.request import Request
     from autocompile.settings.tuned import Tuned, TunedSet
 
+    timeout_s = Request.of("", options.given(asked)).timeout_s
     named = run or ["last"]
     is_json = output is not None and output.suffix == ".json"
     to = to or ("json" if is_json else None)
@@ -161,7 +167,7 @@ def export(
         from autocompile.commands.bench import export_with_cache
 
         for line in export_with_cache(
-            Tuned.from_report(reports[named[0]]), output, timeout
+            Tuned.from_report(reports[named[0]]), output, timeout_s
         ):
             typer.echo(line)
         return

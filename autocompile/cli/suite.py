@@ -3,54 +3,61 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, write
 from autocompile.errors import ExitCode, UsageError
+from autocompile.settings.option import COMMON, FILE, NAME, OUTPUT, Declared, Kept
 
 _WHAT = "timm, transformers, diffusers, a folder of targets, or a list.toml"
 What = Annotated[str | None, typer.Argument(metavar="[SUITE]", help=_WHAT)]
 _FIXED = "time each backend, mode and batch size that is named, and nothing else"
 _COMPARE = "an earlier suite's folder or suite.json: say what became slower, broke or works now"
 _GATES = "no-regression: exit with 1 if anything became slower or broke since --compare"
-_CSV = "write the columns of dynamo's runner"
 _WHOLE = "of the whole suite, as 2h; 90 s a model and phase if left out"
+_RESUME = "go on with the last suite, or that in --run-dir, and its options"
+_OF_THE_SUITE = ("phases", "budget_s", "resume", "wait", "run_dir")
 
 
-@options.with_dimensions
+def _takes() -> list[Declared]:
+    """What every member gets, and what is about the whole suite."""
+    changes = {"budget_s": {"help": _WHOLE}, "resume": {"help": _RESUME}}
+    kept = {
+        name.partition(".")[0]
+        for name, each in options.DECLARED.items()
+        if Kept.SUITE in each.option.kept
+    }
+    return [
+        options.named(name, **changes.get(name, {}))
+        for name in options.DECLARED
+        if name.partition(".")[0] in {*kept, *_OF_THE_SUITE}
+    ]
+
+
+@options.takes(_takes())
 def suite(
+    asked: options.Asked,
     what: What = None,
-    *,
-    phase: options.Phase = None,
-    effort: options.Effort = None,
-    budget: Annotated[float | None, options.option("TIME", _WHOLE, "Common")] = None,
-    device: options.Device = None,
-    resume: options.Resume = False,
-    fixed: Annotated[bool, options.flag("--fixed", _FIXED, "Common")] = False,
-    compare: Annotated[str | None, options.option("RUN", _COMPARE, "Common")] = None,
-    require: Annotated[str | None, options.option("GATE", _GATES, "Common")] = None,
-    space: options.Space = None,
-    tolerance: options.Tolerance = None,
-    seed: options.Seed = None,
-    jobs: options.Jobs = None,
-    timeout: options.Timeout = 300.0,
-    memory_limit: options.MemoryLimit = None,
-    wait: options.Wait = False,
-    ray: options.Ray = None,
+    fixed: Annotated[bool, options.switch("--fixed", _FIXED, COMMON)] = False,
+    compare: Annotated[
+        str | None, options.own(NAME, "--compare", _COMPARE, COMMON)
+    ] = None,
+    require: Annotated[
+        str | None, options.own(NAME, "--require", _GATES, COMMON)
+    ] = None,
     csv: Annotated[
-        Path | None, options.option("FILE", "dynamo's runner's columns", "Output")
+        Path | None,
+        options.own(FILE, "--csv", "write the columns of dynamo's runner", OUTPUT),
     ] = None,
     markdown: Annotated[
-        Path | None, options.option("FILE", "the tables", "Output")
+        Path | None, options.own(FILE, "--markdown", "write the tables", OUTPUT)
     ] = None,
-    run_dir: options.RunDir = None,
     as_json: options.Json = False,
     progress: options.Progress = "auto",
     verbose: options.Verbose = False,
-    **dimensions: Any,
 ) -> None:
     """Tune many models and make one table of them.
 
@@ -60,11 +67,12 @@ def suite(
       autocompile suite models/ --compare runs/models-0001 --require no-regression
       autocompile suite list.toml --fixed --backend inductor,cudagraphs --batch-size 1,4,16
     """
-    from autocompile.cli.tune import asked
+    from autocompile.api import Parts
     from autocompile.commands.suite import run_suite
     from autocompile.report import suite as shown
     from autocompile.report.page import as_page
     from autocompile.report.terminal import Page
+    from autocompile.request import Request
     from autocompile.store.report import Suite
 
     if require not in (None, "no-regression") or (require and compare is None):
@@ -74,27 +82,9 @@ def suite(
         )
     earlier = Suite.read(_folder(compare)) if compare else None
     tell = say if progress != "none" else lambda text: None
-    folder, found = run_suite(
-        what,
-        phases=options.words(phase) or None,
-        space=asked(space, dimensions),
-        fixed=fixed,
-        budget_s=budget,
-        run_dir=run_dir,
-        resume=resume,
-        ray=ray,
-        progress=progress,
-        say=say,
-        note=tell,
-        effort=effort,
-        device=device,
-        tolerance=tolerance,
-        seed=seed,
-        jobs=jobs,
-        timeout_s=timeout,
-        memory_limit_bytes=memory_limit,
-        wait=wait,
-    )
+    request = Request.of("", options.given(asked))
+    parts = Parts(progress=progress)
+    folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
     changes = shown.differences(found, earlier) if earlier else {}
     document = shown.document(found, earlier)
     data = {**found.to_dict(), **({"against": changes} if earlier else {})}

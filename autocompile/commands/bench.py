@@ -22,22 +22,21 @@ from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Ending
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
-from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.protocol.requests import (
     AlgorithmRequest,
     AlgorithmResult,
+    Header,
     ProbeResult,
-    Request,
     SaveRequest,
     SaveResult,
 )
+from autocompile.protocol.requests import Request as AnyRequest
+from autocompile.request import Request
 from autocompile.search.jobs import run_job
 from autocompile.search.opening import probe_all
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.space.space import Plan
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.store.targets import target_spec
 
 SAMPLE = "autocompile.trial.model.sample:get_model"
 _FEW_ROUNDS = 6  # fewer have no 95 % interval
@@ -46,18 +45,15 @@ _FEW_ROUNDS = 6  # fewer have no 95 % interval
 class Bench:
     """Runs jobs one after another in a temporary folder."""
 
-    def __init__(
-        self, plan: Plan, folder: Path, timeout_s: float, executor: LocalExecutor
-    ) -> None:
+    def __init__(self, request: Request, folder: Path, executor: LocalExecutor) -> None:
         run = RunFolder(folder)
         run.create()
         self.folder, self.log = folder, folder
-        self._plan, self._executor = plan, executor
-        self._jobs = JobFactory(
-            run, plan.header, timeout_s, None, pythons=dict(plan.pythons)
-        )
+        self._request, self._executor = request, executor
+        header, others = Header.of(request), request.environments
+        self._jobs = JobFactory(run, header, request.timeout_s, None, pythons=others)
 
-    def run(self, kind: type[Request], fresh: bool = False, **asked: Any) -> Ending:
+    def run(self, kind: type[AnyRequest], fresh: bool = False, **asked: Any) -> Ending:
         """Run what a request asks for; ``fresh`` in an interpreter of its own."""
         number = self._jobs.next_number()
         job = self._jobs.job(
@@ -69,7 +65,7 @@ class Bench:
     def probed(self) -> Mapping[str, ProbeResult]:
         """What the probe of each environment found, the tuner's own first."""
         with log_shown():
-            return probe_all(self._plan, self._jobs, self._executor, Progress())[1]
+            return probe_all(self._request, self._jobs, self._executor, Progress())[1]
 
 
 @contextlib.contextmanager
@@ -92,20 +88,18 @@ def end_of(log: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def bench(
-    plan: Plan, timeout_s: float, isolation: Isolation = "auto", wait: bool = True
-) -> Iterator[Bench]:
+def bench(request: Request, wait: bool = True) -> Iterator[Bench]:
     """A bench whose folder and processes are gone afterwards; waits until the machine is free."""
     with (
         held(
-            f"trying {plan.target}",
+            f"trying {request.target}",
             lambda text: print(text, file=sys.stderr),
             wait=wait,
         ),
         tempfile.TemporaryDirectory(prefix="autocompile-") as scratch,
-        contextlib.closing(LocalExecutor(isolation=isolation)) as executor,
+        contextlib.closing(LocalExecutor(isolation=request.isolation)) as executor,
     ):
-        yield Bench(plan, Path(scratch), timeout_s, executor)
+        yield Bench(request, Path(scratch), executor)
 
 
 def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str]:
@@ -116,8 +110,14 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
     """
     cache = path.with_suffix(".cache")
     device = settings.fingerprint.get("device")
-    plan = Plan(settings.target, device=device, calls=settings.calls)
-    with bench(plan, timeout_s, "spawn") as jobs:
+    request = Request(
+        settings.target,
+        device=device,
+        calls=Request.decided(settings.target, settings.decided_by).recorded,
+        timeout_s=timeout_s,
+        isolation="spawn",
+    )
+    with bench(request) as jobs:
         made = (jobs.folder / cache.name).absolute()
         ending = jobs.run(SaveRequest, settings=settings, file=str(made))
         if ending.outcome is not Outcome.OK:
@@ -150,30 +150,29 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
     return [f"wrote {path} and {cache} ({size}: {saved.graphs} graphs)", *left_out]
 
 
-def compare_in_algorithm(
-    target: str, settings: TunedSet, budget_s: float, timeout_s: float
-) -> dict[str, Any]:
+def compare_in_algorithm(request: Request, settings: TunedSet) -> dict[str, Any]:
     """Run the target's algorithm with and without settings, in turns, in a process of its own.
 
-    ``budget_s`` is of the whole comparison, building and compiling included; ``timeout_s`` later a
-    step that hangs is ended.
+    The budget is of the whole comparison, building and compiling included; a step that
+    hangs is ended a timeout later.
     """
-    plan = Plan(target_spec(target))
-    with bench(plan, budget_s + timeout_s) as jobs:
+    budget_s = request.budget_s or 0.0
+    longest_s = budget_s + request.timeout_s
+    with bench(dataclasses.replace(request, timeout_s=longest_s)) as jobs:
         ending = jobs.run(
             AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s
         )
         log = end_of(jobs.log)
     result = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
-        what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
+        what = f"the algorithm of {request.target} failed in {ending.step.value}: {ending.message}"
         where = [result.where] if result.where else []
         raise result.error or TargetError(what, *where, *log[-6:])
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     measured = {name: getattr(result, name) for name in names}
     gains = figures(result.rounds, result.runners)
     return {
-        "target": plan.target,
+        "target": request.target,
         "figures": gains,
         "notes": _notes(gains, result),
         **measured,

@@ -11,21 +11,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autocompile import api
 from autocompile.cluster.executor import ClusterExecutor, Interrupts
 from autocompile.cluster.links import CPU, connected, places_of, side_by_side
-from autocompile.execute.starter import Isolation
 from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress
 from autocompile.report.table import write_table
+from autocompile.request import Request
 from autocompile.result import Result
+from autocompile.settings.option import Kept, kept_names
 from autocompile.store import runs
 from autocompile.store.sources import sources_of
-from autocompile.store.targets import target_spec
+
+Machines = Mapping[str, Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -45,38 +47,26 @@ class OnCluster:
 
 
 def tune_all(
-    target: Any,
-    *,
-    ray: str = "auto",
-    accelerators: Sequence[str] | None = None,
-    run_dir: str | Path | None = None,
-    resume: bool = False,
-    device: str | None = None,
-    jobs: int | None = None,
-    isolation: Isolation = "auto",
-    memory_limit_bytes: int | None = None,
-    show: str = "auto",
-    **options: Any,
+    request: Request, show: str = "auto", machines: Machines = None
 ) -> OnCluster:
     """Tune a target on a Ray cluster: a whole run for each accelerator type, and a table of all.
 
     Types on different machines are tuned at once, others one after another. Ctrl-C ends them all,
-    and what is known is reported. Arguments are those of :func:`autocompile.tune`, but for these:
+    and what is known is reported. The folder of the request holds a run's folder for each type;
+    its device is ``cpu`` for the type ``cpu`` and else a GPU, if it names none.
 
     Args:
-        ray: the cluster's address; ``auto``: the one that this machine is part of.
-        accelerators: types as Ray names them, and ``cpu``; None: all that the cluster has.
-        run_dir: holds a run's folder for each type.
-        device: None: ``cpu`` for the type ``cpu``, else a GPU.
         show: progress: ``auto``, ``plain`` or ``none``.
+        machines: by type, the environment of earlier runs that these are to stand beside.
     """
-    spec = target_spec(target)
+    spec = request.target
     files, place, sent = shipment_of(spec)
-    limits = {"isolation": isolation, "memory_limit_bytes": memory_limit_bytes}
-    message = {"files": files, "place": place, "jobs": jobs, **limits}
-    with connected(ray) as cluster:
-        places = places_of(cluster.nodes(), accelerators)
-        folder, interrupts = _folder(spec, run_dir, resume), Interrupts()
+    limits = {n: getattr(request, n) for n in kept_names(Request, Kept.STATION)}
+    message = {"files": files, "place": place, **limits}
+    with connected(request.ray or "auto") as cluster:
+        places = places_of(cluster.nodes(), request.accelerators)
+        folder = _folder(spec, request.run_dir, request.resume)
+        interrupts = Interrupts()
         results: dict[str, Result] = {}
         errors: dict[str, BaseException] = {}
 
@@ -88,17 +78,21 @@ def tune_all(
                     links, cluster.receive, interrupts=interrupts
                 )
                 with contextlib.closing(executor):
-                    results[kind] = api.tune(
-                        sent,
-                        executor=executor,
-                        began=began,
+                    there = (folder / kind / "run.json").exists()
+                    one = replace(
+                        request,
+                        target=sent,
                         run_dir=folder / kind,
-                        resume=resume and (folder / kind / "run.json").exists(),
-                        device=device or ("cpu" if kind == CPU else None),
-                        command={"ray": ray, "jobs": jobs, **limits},
-                        progress=_progress(show, kind if len(places) > 1 else ""),
-                        **options,
+                        resume=request.resume and there,
+                        device=request.device or ("cpu" if kind == CPU else None),
                     )
+                    parts = api.Parts(
+                        executor,
+                        _progress(show, kind if len(places) > 1 else ""),
+                        began=began,
+                        machine=(machines or {}).get(kind),
+                    )
+                    results[kind] = api.tune_with(one, parts)
             except (Exception, KeyboardInterrupt) as error:  # the others go on
                 errors[kind] = error
 

@@ -8,56 +8,44 @@ from typing import Any
 
 from autocompile.commands.bench import SAMPLE, Bench, bench
 from autocompile.protocol.requests import ProbeResult, Side, TimingLimits, TrialRequest
+from autocompile.request import Request
 from autocompile.search.records import of_only_side, to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.phases import phase_of
-from autocompile.space.space import (
-    Plan,
-    SearchSpace,
-    Space,
-    asked_for,
-    environments,
-    spaces_of,
-)
-from autocompile.store import runs
-from autocompile.store.calls import read_calls
-from autocompile.store.targets import target_spec
+from autocompile.settings.searchspace import SearchSpace
+from autocompile.space.space import DEFAULT_BATCH_SIZES, Space, spaces_of
 
 _LIMITS = TimingLimits(half_width=0.05)
+_DOCTOR_S = 120.0  # for a step of a trial of the small model
 _WORKS = ("ok", "same")
 # What runs is installed; that its numbers are wrong no installation mends.
 _RUNS = ("wrong_output", "stale_weights", "not_compiled", "recompile_limit")
 
 
-def check(
-    target: str,
-    phases: tuple[str, ...] | None,
-    batch_size: int,
-    device: str | None,
-    timeout_s: float,
-    tolerance: float | None,
-    calls: Path | None = None,
-) -> dict[str, Any]:
-    """Run a target in eager mode and under plain torch.compile(); a row for each phase."""
-    space = SearchSpace(batch_sizes=(batch_size,))
-    spec = target_spec(target)
-    given: dict[str, Any] = {"phases": phases, "device": device, "tolerance": tolerance}
-    plan = Plan(spec, space=space, calls=read_calls(calls) if calls else None, **given)
-    with bench(plan, timeout_s) as jobs:
+def check(request: Request, calls: Path | None = None) -> dict[str, Any]:
+    """Run a target in eager mode and under plain torch.compile(); a row for each phase.
+
+    It is tried at the one batch size of the request's space.
+
+    Args:
+        calls: the file of the request's calls, for the next command.
+    """
+    (batch_size,) = request.space.batch_sizes or DEFAULT_BATCH_SIZES[:1]
+    with bench(request) as jobs:
         probe = jobs.probed()["default"]
         rows = {}
         for phase in probe.target["phases"]:
             size = batch_size if phase_of(phase).has_batch_size else None
             size = probe.target.get("fixed_batch_size", size)
             rows[phase] = _tried(jobs, Setting(DEFAULT_INDUCTOR, size, phase))
-    target_fields = {"spec": plan.target, **probe.target}
-    asked = {**given, "timeout_s": timeout_s, "calls": calls}
+    names = ("phases", "device", "tolerance", "timeout_s")
+    more = () if calls is None else ("--calls", str(calls))
     return {
-        "target": target_fields,
+        "target": {"spec": request.target, **probe.target},
         "environment": probe.environment,
         "phases": rows,
-        "next": runs.tuning(plan.target, asked),
+        "next": request.command(*more, names=names),
     }
 
 
@@ -66,8 +54,9 @@ def doctor(
 ) -> dict[str, Any]:
     """Compile a small model with each backend and mode; a row for each backend."""
     names = None if backend is None else (backend,)
-    plan = Plan(SAMPLE, space=SearchSpace(backends=names), device=device)
-    with bench(plan, 120.0, wait=wait) as jobs:
+    space = SearchSpace(backends=names)
+    request = Request(SAMPLE, space=space, device=device, timeout_s=_DOCTOR_S)
+    with bench(request, wait=wait) as jobs:
         probe = jobs.probed()["default"]
         rows = {
             name: _examined(name, reason, probe, jobs)
@@ -154,29 +143,16 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
     }
 
 
-def preview(
-    target: str,
-    timeout_s: float,
-    pythons: tuple[str, ...] = (),
-    calls: Path | None = None,
-    **asked: Any,
-) -> dict[str, Any]:
-    """What a tune would try: the settings of each phase, what was merged or dropped and why.
-
-    ``asked`` are fields of a :class:`Plan`.
-    """
-    asked |= {
-        "pythons": environments(pythons),
-        "calls": read_calls(calls) if calls else None,
-    }
-    plan = Plan(target_spec(target), **asked_for(**asked))
-    with bench(plan, timeout_s) as trying:
+def preview(request: Request) -> dict[str, Any]:
+    """What a tune would try: the settings of each phase, what was merged or dropped and why."""
+    with bench(request) as trying:
         every = trying.probed()
     probe = every["default"]
+    spaces = spaces_of(request, every)
     return {
-        "target": {"spec": plan.target, **probe.target},
+        "target": {"spec": request.target, **probe.target},
         "environment": probe.environment,
-        "phases": {name: _row(space) for name, space in spaces_of(plan, every).items()},
+        "phases": {name: _row(space) for name, space in spaces.items()},
     }
 
 

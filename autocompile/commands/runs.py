@@ -47,7 +47,7 @@ def _run(folder: RunFolder, name: str) -> dict[str, Any]:
     }
     try:
         run = folder.read_run()
-        row["target"] = run["plan"]["target"]
+        row["target"] = run["request"]["target"]
         row["phases"] = {name: _answer({}) for name in run["phases"]}
     except RunError as error:
         return {**row, "message": error.what}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
+from autocompile.commands.toml import parse_toml, read_toml
 from autocompile.errors import (
+    AnotherMachine,
     AutocompileError,
     NothingWorked,
     RunError,
@@ -23,16 +23,17 @@ from autocompile.errors import (
     UsageError,
     first_words,
 )
-from autocompile.space.space import USUAL_PHASES, SearchSpace
+from autocompile.request import Request
+from autocompile.settings.option import Kept, kept_names
+from autocompile.settings.searchspace import SearchSpace
+from autocompile.space.space import USUAL_PHASES
 from autocompile.store import runs, targets
 from autocompile.store.files import write_json
+from autocompile.store.record import RunFolder
 from autocompile.store.report import SUITE, Member, Report, Row, Suite, rows_of
+from autocompile.store.targets import target_spec
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+Machines = Mapping[str, Mapping[str, Any]] | None
 _BATCH_SIZE = 8  # one size, since there are many models
 # Share of the budget that all models get alike; the rest goes where most may be won.
 _FIRST = 0.7
@@ -114,7 +115,7 @@ _KEYS = ("target", "phases", "batch_sizes")
 
 def _lists() -> dict[str, list[Any]]:
     source = resources.files(__package__).joinpath("suites.toml").read_text("utf-8")
-    return {name: one["models"] for name, one in tomllib.loads(source).items()}
+    return {name: one["models"] for name, one in parse_toml(source).items()}
 
 
 def _is_target(path: Path) -> bool:
@@ -125,12 +126,7 @@ def _is_target(path: Path) -> bool:
 
 
 def _list_of(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+    data = read_toml(path)
     models = data.pop("models", None)
     if not isinstance(models, list) or not models or {*data} - {*_KEYS}:
         raise UsageError(
@@ -171,6 +167,8 @@ class Runner:
         self._hopeless: set[str] = (
             set()
         )  # with another error than that nothing has worked yet
+        # Where the runs of earlier sessions were made, by kind of machine.
+        self._machines: dict[str, Mapping[str, Any]] = {}
         self._again = Counter[
             str
         ]()  # how often a run got some of the rest of the budget
@@ -179,6 +177,9 @@ class Runner:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
         self.folder.mkdir(parents=True, exist_ok=True)
         done = {m.folder for m in self.suite.members if self._is_at_an_end(m)}
+        for reports in self._reports.values():
+            for kind, report in reports.items():
+                self._machines.setdefault(kind, report.environment)
         self._save(True)
         missing = len(self.suite.members) - len(done)
         least_s = _LEAST_S * missing
@@ -218,7 +219,7 @@ class Runner:
         """
         if (
             self.budget_s is None or self.suite.fixed
-        ):  # which tries everything that is named
+        ):  # everything that is named is tried
             return None
         left_s = self._left_s()
         first = left_s - (1 - _FIRST) * self.budget_s
@@ -229,6 +230,7 @@ class Runner:
         share = "" if budget_s is None else f", {budget_s:.0f} s"
         self.note(f"{which}: {member.target}{phases}{share}")
         folder = self.folder / member.folder
+        found: Mapping[str, Report] = {}
         try:
             found = self.tune(
                 member,
@@ -236,29 +238,43 @@ class Runner:
                 budget_s=budget_s,
                 run_dir=folder,
                 waited=self.waited,
+                machines=self._machines,
             )
             self._reports[member.folder] = found
             self._errors.pop(member.folder, None)
         except KeyboardInterrupt:  # of a cluster, where some may have ended
             self._is_at_an_end(member)
             raise
-        except AutocompileError as error:
-            found = {}
-            is_asked = isinstance(error, UsageError) and not isinstance(
-                error, TargetError
-            )
-            if is_asked and not self._reports and not self._errors:
-                raise  # of the request, and so of all models
-            self._errors[member.folder] = error.what
-            if not isinstance(error, NothingWorked):
-                self._hopeless.add(member.folder)
-            # It may have a report all the same, of before or of nothing that worked.
-            if not self._is_at_an_end(member) and member.folder in self._hopeless:
-                self._reports.pop(member.folder, None)
-            self.say(f"error: {error.text()}")
+        except AnotherMachine:  # its rows cannot stand beside the others
+            self._save(True)
+            raise
+        except Exception as error:
+            if self._is_of_all(error):
+                raise
+            self._failed(member, error)
         self._save(True)
         if any(report.interrupted for report in found.values()):
             raise KeyboardInterrupt
+
+    def _is_of_all(self, error: Exception) -> bool:
+        """Whether an error is of the request, and so of every model."""
+        is_asked = isinstance(error, UsageError) and not isinstance(error, TargetError)
+        return is_asked and not self._reports and not self._errors
+
+    def _failed(self, member: Member, error: Exception) -> None:
+        """Note an error of a model, which is a row; the others go on."""
+        if isinstance(error, AutocompileError):
+            what, text = error.what, error.text()
+        else:
+            what = f"a defect in autocompile: {first_words(error)}"
+            text = f"{member.target}: {what}"
+        self._errors[member.folder] = what
+        if not isinstance(error, NothingWorked):
+            self._hopeless.add(member.folder)
+        # It may have a report all the same, of before or of nothing that worked.
+        if not self._is_at_an_end(member) and member.folder in self._hopeless:
+            self._reports.pop(member.folder, None)
+        self.say(f"error: {text}")
 
     def _is_at_an_end(self, member: Member) -> bool:
         """Whether an earlier session has finished its run with a result; its report is read."""
@@ -301,7 +317,7 @@ class Runner:
 
     def _made(self, member: Member) -> list[dict[str, Any]]:
         paths = _runs(self.folder / member.folder).values()
-        return [json.loads((path / "run.json").read_text("utf-8")) for path in paths]
+        return [RunFolder(path).read_run() for path in paths]
 
     def _least_s(self, member: Member) -> float:
         """The least seconds of use: where no compiled setting has ended, more than it had."""
@@ -309,9 +325,7 @@ class Runner:
         phases = [phase for report in reports for phase in report.phases.values()]
         if not any(p.compiled_settings and not p.compiled_tried for p in phases):
             return _LEAST_S
-        had = [
-            run.get("options", {}).get("budget_s") or 0.0 for run in self._made(member)
-        ]
+        had = [run["request"].get("budget_s") or 0.0 for run in self._made(member)]
         return max(_LEAST_S, _MORE * max(had, default=0.0))
 
     def _most_promising(self) -> tuple[Member, float] | None:
@@ -378,110 +392,130 @@ def _runs(folder: Path) -> dict[str, Path]:
 
 def run_suite(
     what: str | None,
+    request: Request,
+    parts: api.Parts,
     *,
-    phases: tuple[str, ...] | None = None,
-    space: SearchSpace | None = None,
     fixed: bool = False,
-    budget_s: float | None = None,
-    run_dir: Path | None = None,
-    resume: bool = False,
-    ray: str | None = None,
-    progress: str = "none",
     say: Callable[[str], None] = print,
     note: Callable[[str], None] = print,
-    **options: Any,
 ) -> tuple[Path, Suite]:
     """Tune every model of a suite; the folder of its runs, and its rows.
 
     Args:
-        what: as :func:`members_of` takes it.
-        fixed: time the settings of ``space`` and nothing else.
-        ray: the address of a Ray cluster, whose machines share each model's search.
-        options: of :func:`autocompile.tune`.
+        what: as :func:`members_of` takes it; None to resume the last suite.
+        request: what is asked for of every member, without a target; its budget, folder
+            and ``resume`` are of the whole suite.
+        fixed: time the settings of the space and nothing else.
 
     Raises:
         UsageError: the suite or an option is none.
         RunError: nothing to resume, or another autocompile is at work here.
+        AnotherMachine: a suite that is resumed was begun on another one.
     """
     from autocompile.execute.exclusive import held
     from autocompile.execute.starter import shared_fork_servers
 
-    wait = options.pop("wait", False)
-    if ray is None and options.get("executor") is None:
-        with held("autocompile suite", say, wait):
-            pass  # another command ends this one here only: between two models it is waited for
-    if resume:
-        folder = run_dir or latest()
-        suite = Suite.read(folder)
-        if what not in (None, suite.name):
-            raise UsageError(
-                f"{folder} is of the suite {suite.name}, and not of {what}"
-            )
-        asked = [name for name in _KEPT if options.get(name) is not None]
-        if fixed or phases or asked or (space or SearchSpace()) != SearchSpace():
-            raise UsageError(
-                f"{folder} goes on with what it was begun with, and other options are given",
-                hint="autocompile suite --resume   (with a --budget), or a new suite",
-            )
-        kept = {name: suite.options[name] for name in _KEPT if name in suite.options}
-        options, space = {**options, **kept}, _space_of(suite.options.get("space", {}))
-    else:
-        space = space or SearchSpace()
-        if what is None:
-            hint = "autocompile suite timm   (or a folder of targets, or list.toml)"
-            raise UsageError("no suite is named", hint=hint)
-        members = members_of(what, phases, space.batch_sizes)
-        if what in targets.LIBRARIES and ray is None and util.find_spec(what) is None:
-            raise UsageError(f"{what} is not installed", hint=f"pip install {what}")
-        folder = run_dir or runs.new_folder(Path(what).stem).path
-        if run_dir and run_dir.exists() and any(run_dir.iterdir()):
-            raise RunError(
-                f"the folder {run_dir} is not empty", hint="another, or --resume"
-            )
-        kept = {name: options[name] for name in _KEPT if options.get(name) is not None}
-        kept["space"] = {
-            name: value for name, value in vars(space).items() if value is not None
-        }
-        suite = Suite(name=what, members=members, fixed=fixed, options=kept)
-    options.pop("space", None)
-    if suite.fixed:
-        space, options["effort"] = space.without_a_search(), "full"
-    elif budget_s is None:
-        options["effort"] = options.get("effort") or "quick"
+    if request.ray is None and parts.executor is None:
+        with held("autocompile suite", say, request.wait):
+            pass  # another command ends this one here only: a model waits for it
+    folder, suite = (_resumed if request.resume else _begun)(what, request, fixed)
+    every = _of_every_member(suite, request)
 
-    def tune(member: Member, resume: bool, **more: Any) -> Mapping[str, Report]:
-        given = {**options, **more, "resume": resume, "phases": member.phases}
-        given["space"] = dataclasses.replace(space, batch_sizes=member.batch_sizes)
-        if (
-            resume and not suite.fixed
-        ):  # as it was begun: without a budget it is another
-            given["effort"] = suite.options.get("effort")
-        if ray is None:
-            result = api.tune(member.target, progress=progress, wait=True, **given)
-            return {"": result.report}
-        from autocompile.commands.cluster import tune_all
-
-        del given["waited"]  # on a cluster no machine is waited for
-        outcome = tune_all(member.target, ray=ray, show=progress, **given)
-        for kind, error in outcome.errors.items():
-            say(f"error: {member.target} on {kind}: {first_words(error)}")
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        if not outcome.results:
-            raise next(iter(outcome.errors.values()))
-        return {kind: result.report for kind, result in outcome.results.items()}
+    def tune(
+        member: Member,
+        resume: bool,
+        machines: Machines,
+        waited: Callable[[float], None],
+        **more: Any,
+    ) -> Mapping[str, Report]:
+        one = dataclasses.replace(
+            every,
+            target=target_spec(member.target),
+            phases=member.phases,
+            space=dataclasses.replace(every.space, batch_sizes=member.batch_sizes),
+            resume=resume,
+            asked=frozenset(),  # the suite keeps what its members were begun with
+            **more,
+        )
+        if one.ray is not None:
+            return _on_cluster(one, parts, machines, say)
+        machine = machines.get("") if machines else None
+        here = dataclasses.replace(parts, machine=machine, waited=waited)
+        return {"": api.tune_with(one, here).report}
 
     with shared_fork_servers():  # torch and a library are imported once
-        return folder, Runner(folder, suite, budget_s, tune, say, note).run()
+        runner = Runner(folder, suite, request.budget_s, tune, say, note)
+        return folder, runner.run()
 
 
-_KEPT = ("effort", "device", "seed", "tolerance")
-"""Options that a run is begun with and that a resumed one has."""
+def _begun(what: str | None, request: Request, fixed: bool) -> tuple[Path, Suite]:
+    """The folder of a new suite, and its members."""
+    if what is None:
+        hint = "autocompile suite timm   (or a folder of targets, or list.toml)"
+        raise UsageError("no suite is named", hint=hint)
+    members = members_of(what, request.phases, request.space.batch_sizes)
+    is_library = what in targets.LIBRARIES
+    if is_library and request.ray is None and util.find_spec(what) is None:
+        raise UsageError(f"{what} is not installed", hint=f"pip install {what}")
+    if request.run_dir is None:
+        folder = runs.new_folder(Path(what).stem).path
+    else:
+        folder = Path(request.run_dir)
+        if folder.exists() and any(folder.iterdir()):
+            raise RunError(
+                f"the folder {folder} is not empty", hint="another, or --resume"
+            )
+    kept = request.kept(Kept.SUITE)
+    return folder, Suite(name=what, members=members, fixed=fixed, options=kept)
 
 
-def _space_of(space: Mapping[str, Any]) -> SearchSpace:
-    pairs = {name: tuple(values) for name, values in space.items()}
-    return SearchSpace(**pairs)
+def _resumed(what: str | None, request: Request, fixed: bool) -> tuple[Path, Suite]:
+    """The folder of a suite that goes on, and the suite with what it was begun with.
+
+    How trials are run may be changed: a longer timeout, or more jobs. What is measured
+    may not, and a suite stays on its machine or on its cluster.
+    """
+    folder = latest() if request.run_dir is None else Path(request.run_dir)
+    suite = Suite.read(folder)
+    if what not in (None, suite.name):
+        raise UsageError(f"{folder} is of the suite {suite.name}, and not of {what}")
+    given = request.kept(Kept.SUITE)
+    fixed_names = {*kept_names(Request, Kept.RUN)} & (request.asked or {*()})
+    moves = "ray" in given and "ray" not in suite.options
+    if fixed or fixed_names or moves:
+        raise UsageError(
+            f"{folder} goes on with what it was begun with, and other options are given",
+            hint="autocompile suite --resume   (with a --budget), or a new suite",
+        )
+    return folder, dataclasses.replace(suite, options={**suite.options, **given})
+
+
+def _of_every_member(suite: Suite, request: Request) -> Request:
+    """What every member is asked for, but for its target, phases and batch sizes."""
+    kept = Request.from_dict({"target": "", **suite.options})
+    kept = dataclasses.replace(kept, wait=True)
+    if suite.fixed:  # everything that is named is tried
+        space = kept.space.without_a_search()
+        return dataclasses.replace(kept, space=space, effort="full")
+    if request.budget_s is None and "effort" not in suite.options:
+        return dataclasses.replace(kept, effort="quick")
+    return kept
+
+
+def _on_cluster(
+    request: Request, parts: api.Parts, machines: Machines, say: Callable[[str], None]
+) -> Mapping[str, Report]:
+    """Tune a member on the stations; its reports by their types of machines."""
+    from autocompile.commands.cluster import tune_all
+
+    outcome = tune_all(request, str(parts.progress), machines)
+    for kind, error in outcome.errors.items():
+        say(f"error: {request.target} on {kind}: {first_words(error)}")
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if not outcome.results:
+        raise next(iter(outcome.errors.values()))
+    return {kind: result.report for kind, result in outcome.results.items()}
 
 
 def latest() -> Path:

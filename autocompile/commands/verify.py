@@ -12,13 +12,16 @@ from autocompile import api
 from autocompile.commands.bench import SAMPLE, bench, log_shown
 from autocompile.estimate.candidates import ONE
 from autocompile.progress import Progress
+from autocompile.request import Request, found_interpreters
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
-from autocompile.space.space import Plan, SearchSpace
 from autocompile.store.record import Outcome
 from autocompile.store.report import PhaseResult
+from autocompile.store.targets import target_spec
 
+_LOOK_S = 120.0  # for a step of the process that looks at the machine
 REQUIREMENTS = {
     **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
     "max-compile-time": "a duration",
@@ -78,42 +81,31 @@ def verify(
     settings: TunedSet,
     target: str | None,
     required: Mapping[str, float],
-    *,
-    budget_s: float,
-    device: str | None,
-    progress: Progress,
-    calls: Path | None = None,
-    timeout_s: float = 300.0,
-    wait: bool = False,
-    pythons: tuple[str, ...] = (),
+    given: Mapping[str, Any],
+    progress: Progress | str,
 ) -> dict[str, Any]:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
-    Of several machines' settings, those that fit this one. Without a target or a device, those that
-    they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``, and
-    ``calls`` is a file that goes before the calls that the settings hold.
+    Of several machines' settings, those that fit this one. They are judged by what decided
+    when they were found: limits, tolerance, calls and all else that they keep.
+
+    Args:
+        target: None: that of the settings.
+        given: options of :func:`autocompile.tune`, which go before those of the settings:
+            a budget, a timeout, ``pythons`` where interpreters are by now, other calls.
 
     Returns:
         ``checks``: a row for each setting. ``unmet``: a sentence for each requirement that is not
         met. ``is_good``: all are met, and each setting is right and the fastest, or open.
     """
-    entry = entry_here(settings, device, wait)
+    entry = entry_here(settings, given.get("device"), bool(given.get("wait")))
+    request = request_for(entry, target, given)
     with (
         tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder,
         log_shown(),
     ):
-        result = api.tune(
-            target or entry.target,
-            only=entry,
-            budget_s=budget_s,
-            device=device or entry.fingerprint.get("device"),
-            timeout_s=timeout_s,
-            wait=wait,
-            pythons=pythons,
-            calls=calls,
-            run_dir=Path(folder) / "run",
-            progress=progress,
-        )
+        request = replace(request, run_dir=Path(folder) / "run")
+        result = api.tune_with(request, api.Parts(progress=progress))
     checks = check(entry, result)
     unmet = [text for one in checks for text in one.unmet(required)]
     return {
@@ -127,6 +119,24 @@ def verify(
     }
 
 
+def request_for(entry: Tuned, target: str | None, given: Mapping[str, Any]) -> Request:
+    """The request that tries settings again, by what decided when they were found."""
+    spec = target_spec(target or entry.target)
+    used = {c.config.environment for every in entry.phases.values() for c in every}
+    theirs = {n: entry.interpreters.get(n, n) for n in sorted(used - {"default"})}
+    others = found_interpreters(given.get("pythons") or (), theirs)
+    usual = {"device": entry.fingerprint.get("device")}
+    # What is given goes before what decided then, and that before the defaults.
+    kept = Request.decided(spec, entry.decided_by)
+    decided = {name: getattr(kept, name) for name in entry.decided_by}
+    only = {"phases": tuple(entry.phases), "only": entry.tried(), "pythons": others}
+    return Request.of(spec, {**usual, **decided, **_stated(given), **only})
+
+
+def _stated(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def entry_here(
     settings: TunedSet, device: str | None = None, wait: bool = True
 ) -> Tuned:
@@ -134,13 +144,14 @@ def entry_here(
     (entry, *others) = settings.entries
     if not others:
         return entry
-    plan = Plan(SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
-    with bench(plan, 120.0, wait=wait) as jobs:
+    space = SearchSpace(backends=("eager",))
+    request = Request(SAMPLE, space=space, device=device, timeout_s=_LOOK_S)
+    with bench(request, wait=wait) as jobs:
         return settings.fitting(jobs.probed()["default"].environment)
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:
-    """Compare settings with the result of ``autocompile.tune(..., only=settings)``."""
+    """Compare settings with the result of a run of :func:`request_for`."""
     phases = result.report.phases
     return [
         _check(phase, choice, phases[phase])

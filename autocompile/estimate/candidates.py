@@ -18,23 +18,13 @@ from autocompile.estimate.intervals import (
     over_sets,
     percentile,
 )
+from autocompile.estimate.limits import Limits
 from autocompile.store.calls import PERCENTILES
 from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
 
 ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
 SLOWER = 1.15
 """Largest time of the reference workload, relative to the fastest set of the same race."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits that a setting must meet to be chosen; None: no limit."""
-
-    latency_s: float | None = None  # of one call; of a workload's slowest shape
-    memory_bytes: int | None = None  # at the peak; a setting of unknown memory fails it
-    compile_s: float | None = None  # on a cold cache
-    # Seconds that a share of a workload's calls does not exceed, by the names in PERCENTILES.
-    percentiles: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autocompile.estimate.candidates import (
-    ONE,
-    Candidate,
-    Limits,
-    candidates,
-    extra_s,
-    of_sets,
-)
+from autocompile.estimate.candidates import ONE, Candidate, candidates, extra_s, of_sets
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
+from autocompile.estimate.limits import Limits
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 

@@ -60,7 +60,7 @@ def _tuned(run: Mapping[str, Any], decisions: Mapping[Cell, Decision]) -> Tuned:
     return Tuned(
         phases,
         fingerprint={name: run["environment"].get(name) for name in FINGERPRINT},
-        target=run["plan"]["target"],
+        target=run["request"]["target"],
         own_batch_size=run["target"].get("own_batch_size") or {},
         interpreters={
             name: str(other.get("python_path"))

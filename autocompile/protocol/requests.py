@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
@@ -18,6 +18,9 @@ from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import of_fields, plain
 from autocompile.store.record import Record, TaskResult
+
+if TYPE_CHECKING:
+    from autocompile.request import Request as Asked
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Header:
     calls: RecordedCalls | None = (
         None  # what the model is called with; None: the target says it
     )
+
+    @classmethod
+    def of(cls, request: Asked) -> Header:
+        """What of a user's request every trial is told."""
+        about = request.target, request.device, request.seed, request.tolerance
+        return cls(*about, request.recorded)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from autocompile.estimate.candidates import (
     Candidate,
-    Limits,
     candidates,
     extra_s,
     whole_call_s,
@@ -26,13 +25,15 @@ from autocompile.estimate.decision import (
     decide_all,
 )
 from autocompile.estimate.intervals import Interval, over_sets, percentile, ratio
+from autocompile.estimate.limits import Limits
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
+from autocompile.request import kept_in
 from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.settings.option import Kept
 from autocompile.settings.phases import phase_of
-from autocompile.store import runs
-from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
-from autocompile.store.reading import known, made
+from autocompile.store.calls import PERCENTILES, workload_of
+from autocompile.store.reading import known
 from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
 from autocompile.store.report import (
     NOT_TRIED,
@@ -52,6 +53,7 @@ from autocompile.store.report import (
     Unit,
     Workload,
 )
+from autocompile.store.resuming import resuming
 
 _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
@@ -75,7 +77,7 @@ def build_report(
     wall_s: float = 0.0,
 ) -> Report:
     """The report without its exports, of what ``run.json`` and the records hold."""
-    plan, running = run["plan"], run.get("running", False)
+    request, running = run["request"], run.get("running", False)
     phases = {}
     for name in run["phases"]:
         phase = _phase(name, records, run, limits or Limits(), run_dir, interrupted)
@@ -86,17 +88,17 @@ def build_report(
             )
         phases[name] = phase
     return Report(
-        target=Target(**known(Target, {**run["target"], "spec": plan["target"]})),
+        target=Target(**known(Target, {**run["target"], "spec": request["target"]})),
         environment=run["environment"],
         environments=run.get("environments", {}),
         run_dir=run_dir,
         interrupted=interrupted,
         running=running,
-        **{name: plan[name] for name in ("effort", "objective", "seed")},
-        tolerance=plan.get("tolerance"),
+        **{name: request[name] for name in ("effort", "objective", "seed")},
+        tolerance=request.get("tolerance"),
         wall_s=wall_s,
         phases=phases,
-        recorded_calls=made(RecordedCalls | None, plan.get("calls")),
+        decided_by=kept_in(request, Kept.VERIFY),
     )
 
 
@@ -165,7 +167,7 @@ def _phase(
     workload = workload_of(name, run["target"])
     kinds, horizon = (
         (best.record.kinds or ()) if best else (),
-        run["plan"].get("horizon"),
+        run["request"].get("horizon"),
     )
     a_pass = workload.get("calls", 1)
     turns = as_calls_grow(here, limits, horizon / a_pass) if horizon else []
@@ -222,7 +224,7 @@ def _leading_size(
     if own in decisions or not decisions:
         return own
     best = {size: decision.best for size, decision in decisions.items()}
-    if run["plan"]["objective"] == "latency":
+    if run["request"]["objective"] == "latency":
         return min(best, key=lambda n: best[n].latency_s(100))
     return max(best, key=lambda size: best[size].throughput.value)
 
@@ -280,7 +282,7 @@ def _confidence(
     """
     best, why_not_high = decision.best, ""
     word: Literal["high", "open", "low"] = "high"
-    command = runs.resuming(run, run_dir, "--budget", "5m")
+    command = resuming(run, run_dir, "--budget", "5m")
     if decision.open:
         setting, above = decision.open[0]
         word = "open"

@@ -8,20 +8,19 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.errors import AnotherMachine, RunError, TargetError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.job import JobFactory, locked
-from autocompile.execute.starter import Isolation, demand_torch
+from autocompile.execute.starter import demand_torch
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest, ProbeResult
+from autocompile.request import Request
 from autocompile.search.deadlines import NO_DEADLINES, Deadlines
 from autocompile.search.jobs import run_job
-from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.tuned import FINGERPRINT, unlike
-from autocompile.space.space import DEFAULT_BATCH_SIZES, Plan
+from autocompile.space.space import DEFAULT_BATCH_SIZES
 from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
 from autocompile.store.sources import sources_of
@@ -32,35 +31,19 @@ _MORE = {
     Outcome.TIMEOUT: "a longer --timeout, if it only needs more time",
     Outcome.OUT_OF_MEMORY: "a larger --memory-limit, if it only needs more memory",
 }
-_ONE_OF = {"sampler": SAMPLERS, "isolation": get_args(Isolation)}
 
 
-def demand_sense(options: Mapping[str, Any]) -> None:
-    """Check parameters of :func:`autocompile.tune`: names, and numbers above 0 or None."""
-    for name, value in options.items():
-        if known := _ONE_OF.get(name):
-            if value not in known:
-                raise UsageError(
-                    f"unknown {name} {value!r} (choose from: {', '.join(known)})"
-                )
-        elif value is not None and not (isinstance(value, (int, float)) and value > 0):
-            raise UsageError(f"{name} is {value!r}, and takes a number above 0")
+def resolved(request: Request) -> tuple[RunFolder, Request]:
+    """The run's folder, and the request that the run is made by.
 
-
-def resolved(
-    asked: Mapping[str, Any], run_dir: str | Path | None, resume: bool
-) -> tuple[RunFolder, Plan]:
-    """The run's folder and plan, of the fields that were asked for.
-
-    A resumed run has the plan that it was started with, and nothing else may be asked for.
+    A resumed run has what it was started with, and nothing else may be asked for.
     """
-    plan = Plan(**asked)
-    if resume:
-        folder = RunFolder(run_dir or runs.latest_of(plan.target, runs.HERE))
-        earlier = Plan.from_dict(folder.read_run()["plan"])
-        earlier.demand_same(asked)
-        return folder, earlier
-    folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
+    target, run_dir = request.target, request.run_dir
+    if request.resume:
+        folder = RunFolder(run_dir or runs.latest_of(target, runs.HERE))
+        earlier = Request.from_dict(folder.read_run()["request"])
+        return folder, request.resumed(earlier)
+    folder = RunFolder(run_dir) if run_dir else runs.new_folder(target)
     if folder.run_json.exists():
         with locked(folder):  # raises another error if the run is active
             pass
@@ -73,7 +56,7 @@ def resolved(
             "a run writes and removes files in its folder, so the folder must be its own",
             hint="--run-dir with a new folder",
         )
-    return folder, plan
+    return folder, request
 
 
 @contextlib.contextmanager
@@ -97,29 +80,30 @@ def opened(folder: RunFolder) -> Iterator[None]:
 
 
 def probe_all(
-    plan: Plan,
+    request: Request,
     job_factory: JobFactory,
     executor: Executor,
     progress: Progress,
     deadlines: Deadlines = NO_DEADLINES,
-) -> tuple[Plan, Found]:
+) -> tuple[Request, Found]:
     """What the probe of each environment has found, the tuner's own first.
 
-    The plan gets the phases that were found: default phases depend on a timing, and the other
+    The request gets the phases that were found: default phases depend on a timing, and the other
     interpreters and a resumed run must use the same.
     """
-    for _, python in plan.pythons:
+    for python in request.environments.values():
         demand_torch(python, min(job_factory.timeout_s, max(1.0, deadlines.left_s)))
     more = job_factory, executor, progress, deadlines
-    found = {"default": probe(plan, *more)}
-    plan = dataclasses.replace(plan, phases=tuple(found["default"].target["phases"]))
-    for name, _ in plan.pythons:
-        found[name] = probe(plan, *more, name)
-    return plan, found
+    found = {"default": probe(request, *more)}
+    phases = tuple(found["default"].target["phases"])
+    request = dataclasses.replace(request, phases=phases)
+    for name in request.environments:
+        found[name] = probe(request, *more, name)
+    return request, found
 
 
 def probe(
-    plan: Plan,
+    request: Request,
     job_factory: JobFactory,
     executor: Executor,
     progress: Progress,
@@ -130,15 +114,15 @@ def probe(
 
     It is ended with an error where all the time of the run has gone into it.
     """
-    backends = plan.space.backends
-    request = ProbeRequest(
+    backends = request.space.backends
+    asked = ProbeRequest(
         header=job_factory.header,
-        phases=plan.phases or None,
-        batch_size=max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
+        phases=request.phases or None,
+        batch_size=max(request.space.batch_sizes or DEFAULT_BATCH_SIZES),
         backends=backends,
     )
     compiles = backends is None or "inductor" in backends
-    job = job_factory.probe_job(request, compiles, environment)
+    job = job_factory.probe_job(asked, compiles, environment)
     ending = run_job(executor, job, progress, deadlines.is_over)
     if ending.first:
         progress.warning(
@@ -149,8 +133,8 @@ def probe(
         return result
     log = f"log: {job.folder / 'log.txt'}"
     if ending.outcome is Outcome.INTERRUPTED:
-        raise _no_time_left(plan.target, ending, deadlines, log)
-    error = result.error or _target_error(plan.target, ending, result, log)
+        raise _no_time_left(request.target, ending, deadlines, log)
+    error = result.error or _target_error(request.target, ending, result, log)
     if environment == "default":
         raise error
     where = f"in the environment {environment} ({job.python})"
@@ -202,26 +186,26 @@ def _target_error(
     return TargetError(what, ending.message, *where, log)
 
 
-def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
+def described(folder: RunFolder, request: Request, every: Found) -> dict[str, Any]:
     """The content of ``run.json``; of a resumed run, the existing one."""
     from autocompile import __version__
 
     if folder.run_json.exists():
         run = folder.read_run()
-        _demand_unchanged(folder, plan, run, every)
+        _demand_unchanged(folder, request, run, every)
         return run
     found = every["default"]
     return {
         "schema": SCHEMA,
         "id": secrets.token_hex(4),
-        "plan": plan.to_dict(),
+        "request": request.to_dict(),
         "environment": {"autocompile": __version__, **found.environment},
         "environments": {
             name: {"python_path": path, **every[name].environment}
-            for name, path in plan.pythons
+            for name, path in request.environments.items()
         },
         "target": found.target,
-        "sources": _digests(plan.target),
+        "sources": _digests(request.target),
         "phases": found.target["phases"],
         "toolchain_s": found.toolchain_s,
         "interrupted": True,  # until it has finished
@@ -229,37 +213,52 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
 
 
 def _demand_unchanged(
-    folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found
+    folder: RunFolder, request: Request, run: Mapping[str, Any], every: Found
 ) -> None:
     anew = "the same command without --resume"
     now = every["default"].environment
-    both = {"": (run["environment"], now)}
+    demand_same_machine(folder.path, run["environment"], now, anew)
     for name, seen in run.get("environments", {}).items():
         if name in every:
-            both[f" in the environment {name}"] = seen, every[name].environment
-    names = {*FINGERPRINT, "python", "driver"}
-    if not str(now["device"]).startswith(
-        "cpu"
-    ):  # the nodes of a cluster may have other cores
-        names.remove("threads")
-    for where, (before, here) in both.items():
-        for what, (old, new) in unlike(before, here, sorted(names)).items():
-            both_values = f"{old} then, {new} now"
-            what = f"{folder.path} was made with another {what}{where}"
-            raise RunError(what, both_values, hint=anew)
-    earlier, files = run.get("sources", {}), _digests(plan.target)
+            here = every[name].environment
+            where = f" in the environment {name}"
+            demand_same_machine(folder.path, seen, here, anew, where)
+    earlier, files = run.get("sources", {}), _digests(request.target)
     changed = [
         path for path, digest in earlier.items() if files and files.get(path) != digest
     ]
     if not changed and run["target"].get("sha256") != every["default"].target.get(
         "sha256"
     ):
-        changed = [plan.target]  # a file that is not here
+        changed = [request.target]  # a file that is not here
     if changed:
         raise RunError(
             f"{', '.join(changed[:3])} has changed since {folder.path} was made",
             "its finished trials measured another model",
             hint=anew,
+        )
+
+
+def demand_same_machine(
+    made: object,
+    before: Mapping[str, Any],
+    here: Mapping[str, Any],
+    hint: str,
+    where: str = "",
+) -> None:
+    """Check that a machine and its torch are those that something was made with.
+
+    Raises:
+        RunError: it names what ``made`` was made with, and what is here.
+    """
+    names = {*FINGERPRINT, "python", "driver"}
+    if not str(here["device"]).startswith("cpu"):
+        names.remove("threads")  # the nodes of a cluster may have other cores
+    for what, (old, new) in unlike(before, here, sorted(names)).items():
+        raise AnotherMachine(
+            f"{made} was made with another {what}{where}",
+            f"{old} then, {new} now",
+            hint=hint,
         )
 
 

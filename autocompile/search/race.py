@@ -16,8 +16,9 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autocompile.estimate.candidates import Candidate, Limits
+from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
+from autocompile.estimate.limits import Limits
 from autocompile.estimate.stages import STAGES, Stage, needing
 from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import (

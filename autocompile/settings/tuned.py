@@ -20,18 +20,12 @@ from autocompile.settings.phases import (
     LEARNER_UPDATE,
     OPTIMIZER_STEP,
 )
-from autocompile.store.calls import RecordedCalls
-from autocompile.store.reading import made, plain
 
 if TYPE_CHECKING:
     from autocompile.store.report import PhaseResult, Report
 
 
 SCHEMA = 1
-_DECIDING: Mapping[str, Any] = {
-    "calls": RecordedCalls,
-    "horizon": int,
-}
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
 """What makes the same setting another machine code, or another speed."""
 
@@ -89,9 +83,9 @@ class Tuned:
     interpreters: Mapping[str, str] = field(default_factory=dict)
     # The file beside this one with compiled code: ``file`` and ``sha256``; empty without one.
     cache: Mapping[str, str] = field(default_factory=dict)
-    # What decided, where it is not the mean of the calls that the target says itself.
-    calls: RecordedCalls | None = None
-    horizon: int | None = None  # calls of a program, over which compile time counted
+    # What decided, as JSON: the options of the run that ``verify`` judges by, where they
+    # are not the default.
+    decided_by: Mapping[str, Any] = field(default_factory=dict)
     # Where the file of settings was read; empty if they are of no file.
     folder: str = field(default="", compare=False)
 
@@ -143,7 +137,7 @@ class Tuned:
             "interpreters": dict(self.interpreters),
             "own_batch_size": dict(self.own_batch_size),
             **({"cache": dict(self.cache)} if self.cache else {}),
-            **{n: plain(v) for n in _DECIDING if (v := getattr(self, n)) is not None},
+            **({"decided_by": dict(self.decided_by)} if self.decided_by else {}),
             "phases": {n: [c.to_dict() for c in cs] for n, cs in self.phases.items()},
         }
 
@@ -164,10 +158,8 @@ class Tuned:
             }
             names = ("fingerprint", "target", "own_batch_size", "interpreters")
             facts: dict[str, Any] = {name: data[name] for name in names}
-            decided = {
-                n: made(kind | None, data.get(n), n) for n, kind in _DECIDING.items()
-            }
-            return cls(phases, cache=data.get("cache", {}), **facts, **decided)
+            more = {name: data.get(name, {}) for name in ("cache", "decided_by")}
+            return cls(phases, **facts, **more)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{where} is damaged: {type(error).__name__}: {error}"
             raise UsageError(what, hint=hint) from None
@@ -191,8 +183,7 @@ class Tuned:
             report.target.spec,
             report.target.own_batch_size or {},
             paths,
-            calls=report.recorded_calls,
-            horizon=next((p.horizon for p in report.phases.values()), None),
+            decided_by=report.decided_by,
         )
 
 

@@ -1,4 +1,4 @@
-"""What is asked for (``run.json`` keeps it), and the list of settings that comes of it and a probe.
+"""What is there to try: the list of settings that comes of a request and what a probe found.
 
 No mode is written down here. Settings that cannot differ on a device are one.
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from autocompile.errors import RunError, UsageError
-from autocompile.estimate.candidates import Limits
-from autocompile.protocol.requests import Header, ProbeResult
+from autocompile.errors import TargetError, UsageError
+from autocompile.protocol.requests import ProbeResult
+from autocompile.request import Request
 from autocompile.settings.backends import (
     BACKENDS,
     DENIED,
@@ -29,230 +26,20 @@ from autocompile.settings.backends import (
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.settings.dimensions import (
     DIMENSIONS,
-    SEARCHED,
     Dimension,
     Place,
     no_convolutions,
     why_not,
 )
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, TRAIN_STEP, phase_of
-from autocompile.settings.tuned import Tuned
-from autocompile.store.calls import PERCENTILES, RecordedCalls, workload_of
-from autocompile.store.reading import of_fields
+from autocompile.settings.searchspace import SearchSpace
+from autocompile.store.calls import workload_of
 from autocompile.store.record import Outcome, Record
-from autocompile.store.targets import is_same_target
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 USUAL_PHASES = (FORWARD, TRAIN_STEP)
 """Of a model of a suite that needs no file."""
-_NAMED_IN_A_SUITE = ("backends", "modes", "batch_sizes")
 _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
-Asked = tuple[Any, ...] | None
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """What a user asks for: values of a dimension, or None for those that make sense here.
-
-    Eager mode is always in. ``options`` are tuples of pairs or mappings, ``()`` for none.
-    """
-
-    backends: Asked = None
-    modes: Asked = None
-    batch_sizes: Asked = None
-    options: Asked = None
-    fullgraph: Asked = None
-    dynamic: Asked = None
-    recompile_limit: Asked = None
-    scope: Asked = None
-    freezing: Asked = None
-    memory_format: Asked = None
-    optimizer: Asked = None
-    threads: Asked = None
-    precision: Asked = None
-    autocast: Asked = None
-    guards: Asked = None
-
-    def __post_init__(self) -> None:
-        for d in SEARCHED:
-            if (values := getattr(self, d.asked)) is not None:
-                object.__setattr__(self, d.asked, _checked(d, values))
-        has_options = any(self.options or ()) or "all" not in (self.guards or ("all",))
-        if has_options and set(self.modes or ()) - {"default"}:
-            raise UsageError(
-                "modes, and options or filters of guards, are asked for, and torch takes either",
-                hint="a run with --mode, and another with --option or --guards",
-            )
-        for size in self.batch_sizes or ():
-            if size < 1:
-                raise UsageError(
-                    f"batch size {size} is below 1", hint="--batch-size 1,4,16"
-                )
-
-    def without_a_search(self) -> SearchSpace:
-        """Of each dimension that is not named its usual value, but all backends and modes."""
-        usual = {
-            d.asked: (d.default,) for d in SEARCHED if d.asked not in _NAMED_IN_A_SUITE
-        }
-        named = {name: value for name, value in vars(self).items() if value is not None}
-        return SearchSpace(**{**usual, **named})
-
-    def __str__(self) -> str:
-        asked = {n: v for n, v in asdict(self).items() if v is not None}
-        return (
-            ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
-        )
-
-
-def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, (tuple, list)) or not values:
-        hint = f"{d.asked}=({values!r},)" if values else None
-        raise UsageError(
-            f"{d.asked}: {values!r} is not some values, one after another", hint=hint
-        )
-    if tuple in d.kinds:  # mappings will do
-        pairs = (v.items() if isinstance(v, Mapping) else v for v in values)
-        values = [tuple(map(tuple, each)) for each in pairs]
-    for value in values:
-        if type(value) not in d.kinds:
-            raise UsageError(
-                f"{d.asked}: {value!r} is not of type {d.kinds[0].__name__}"
-            )
-        if d.is_listed:
-            CompileConfig(**{d.name: value})  # raises where there is no such value
-    return tuple(values)
-
-
-EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
-"""Seconds of a run; None: to the end of the list of settings."""
-OBJECTIVES = ("throughput", "latency")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One request to tune, with the parameters of :func:`autocompile.tune`."""
-
-    target: str  # as a spec: PATH, PATH:NAME or package.module:NAME
-    phases: tuple[str, ...] | None = None
-    space: SearchSpace = field(default_factory=SearchSpace)
-    effort: str = "normal"
-    objective: str = "throughput"
-    limits: Limits = field(default_factory=Limits)
-    device: str | None = None
-    seed: int = 0
-    tolerance: float | None = None
-    calls_per_update: int | None = None
-    horizon: int | None = (
-        None  # calls that a program makes, over which it compiles; None: many
-    )
-    calls: RecordedCalls | None = None
-    # Name and interpreter of each environment beside the tuner's own.
-    pythons: tuple[tuple[str, str], ...] = ()
-    # Batch size and config of what is tried of each phase, beside eager mode and plain
-    # torch.compile(); None for all that the space gives.
-    only: Mapping[str, list[tuple[int | None, dict[str, Any]]]] | None = None
-
-    def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
-            raise UsageError(f"effort {self.effort!r} is none of {', '.join(EFFORTS)}")
-        if self.objective not in OBJECTIVES:
-            raise UsageError(
-                f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}"
-            )
-        if unknown := self.limits.percentiles.keys() - PERCENTILES:
-            raise UsageError(
-                f"percentile {min(unknown)!r} is none of {', '.join(PERCENTILES)}"
-            )
-        if self.phases is not None and len(set(self.phases)) != len(self.phases):
-            raise UsageError("a phase is named twice")
-        if self.calls_per_update is not None and self.calls_per_update < 1:
-            raise UsageError(
-                f"{self.calls_per_update} calls per update are fewer than one"
-            )
-        if self.horizon is not None and self.horizon < 1:
-            raise UsageError(f"a horizon of {self.horizon} calls is less than one")
-        if self.tolerance is not None and not 0 < self.tolerance < 1:
-            raise UsageError(
-                f"the tolerance {self.tolerance} is not between 0 and 1",
-                "it is relative: at 0.01 outputs may differ from eager's by 1 % of their size",
-            )
-
-    @property
-    def header(self) -> Header:
-        return Header(self.target, self.device, self.seed, self.tolerance, self.calls)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` wrote; a RunError if this version does not know all of it."""
-        try:
-            plan: Plan = of_fields(cls, data)
-        except (TypeError, ValueError) as error:
-            hint = "go on with it in the autocompile that it was made with"
-            raise RunError(
-                f"the run asks for something else: {error}", hint=hint
-            ) from None
-        return plan
-
-    def demand_same(self, asked: Mapping[str, Any]) -> None:
-        """Check that a run with this plan may go on, by the fields that are asked for now."""
-        wanted = Plan(**asked)
-        for name in asked:
-            mine, theirs = getattr(wanted, name), getattr(self, name)
-            if mine == theirs or (name == "target" and is_same_target(mine, theirs)):
-                continue
-            raise UsageError(
-                f"the run was made with another {name}",
-                f"it has {theirs}, now {mine} was asked for",
-                hint="leave the option out, or start a new run without --resume",
-            )
-
-
-def asked_for(**given: Any) -> dict[str, Any]:
-    """Without what nobody has asked for: of a new run the default, of a resumed one as it was."""
-    nothing = (None, (), SearchSpace(), Limits())
-    return {name: value for name, value in given.items() if value not in nothing}
-
-
-def environments(
-    pythons: Sequence[str], only: Tuned | None = None
-) -> tuple[tuple[str, str], ...]:
-    """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
-
-    Settings that are tried ``only`` bring the interpreters that they are of; paths that are given
-    go before those that the settings name.
-    """
-    if only is not None:
-        given = dict(environments(pythons))
-        used = {
-            c.config.environment for choices in only.phases.values() for c in choices
-        }
-        theirs = {n: only.interpreters.get(n, n) for n in sorted(used - {"default"})}
-        pythons = [f"{name}={path}" for name, path in {**theirs, **given}.items()]
-    paths: dict[str, str] = {}
-    for text in pythons:
-        name, equals, path = text.rpartition("=")
-        place = shutil.which(path if equals else text)
-        if place is None:
-            raise UsageError(
-                f"there is no interpreter {path}, or it may not be run",
-                hint=f"--python {name}{equals}.venv/bin/python",
-            )
-        # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
-        folder = Path(place).absolute().parent
-        name = name or (
-            folder.parent.name if folder.name in ("bin", "Scripts") else folder.name
-        )
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
-        if (
-            name == "default" or name in paths
-        ):  # autocompile's interpreter is the default one
-            hint = f"--python {name}-2={path or text}"
-            raise UsageError(f"two environments are called {name}", hint=hint)
-        paths[name] = str(folder / Path(place).name)
-    return tuple(paths.items())
 
 
 @dataclass(frozen=True)
@@ -282,26 +69,26 @@ class Space:
         }
 
 
-def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]:
+def spaces_of(request: Request, probes: Mapping[str, ProbeResult]) -> dict[str, Space]:
     """The settings of each phase, by the probe of each environment, the default one first."""
     phases = next(iter(probes.values())).target["phases"]
-    if plan.only is None:
-        demand_known(plan.space, list(probes.values()))
+    if request.only is None:
+        demand_known(request.space, list(probes.values()))
     spaces = {}
     for phase in phases:
-        if plan.only is not None:  # each beside eager mode and plain torch.compile()
+        if request.only is not None:  # each beside eager mode and plain torch.compile()
             every = dict.fromkeys(
                 Setting(config, size, phase)
-                for size, data in plan.only[phase]
+                for size, data in request.only[phase]
                 for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
             )
             spaces[phase] = Space(tuple(every), {})
             continue
         parts = []
         for name, here in probes.items():
-            sizes = sizes_of(phase, plan, here.target)
+            sizes = sizes_of(phase, request, here.target)
             parts.append(
-                build_space(plan.space, here, _place(phase, here), sizes, name)
+                build_space(request.space, here, _place(phase, here), sizes, name)
             )
         spaces[phase] = Space(
             tuple(s for one in parts for s in one.settings),
@@ -312,14 +99,14 @@ def spaces_of(plan: Plan, probes: Mapping[str, ProbeResult]) -> dict[str, Space]
     return spaces
 
 
-def demand_calls_differ(plan: Plan, target: Mapping[str, Any]) -> None:
-    """Raise a UsageError where a percentile of calls of one shape has a limit."""
-    names = sorted(plan.limits.percentiles)
+def demand_calls_differ(request: Request, target: Mapping[str, Any]) -> None:
+    """Raise a TargetError where a percentile of calls of one shape has a limit."""
+    names = sorted(request.limits.percentiles)
     if not names or target.get("workload", {}).get("kinds", 1) > 1:
         return
-    raise UsageError(
-        f"--max-latency {names[0]} needs calls of several shapes, and those of {plan.target} have one: "
-        "every percentile of them is the same",
+    raise TargetError(
+        f"--max-latency {names[0]} needs calls of several shapes, and those of {request.target} "
+        "have one: every percentile of them is the same",
         "get_calls() in the target's file gives several, or --calls a file of recorded ones",
         hint="--max-latency 10ms",
     )
@@ -337,7 +124,7 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     for name in (n for n in wanted.backends or () if n not in {*backends, *BACKENDS}):
         close = difflib.get_close_matches(name, backends, 1)
         known = (n for n in backends if n != "eager" and "TESTING" not in n)
-        raise UsageError(
+        raise TargetError(
             f"backend {name!r} is unknown to torch and is not registered by the target",
             f"known here: {', '.join(known)}",
             hint=f"--backend {close[0]}" if close else "autocompile doctor",
@@ -371,26 +158,28 @@ def _place(phase: str, probe: ProbeResult) -> Place:
     )
 
 
-def passes_of(phase: str, run: Mapping[str, Any]) -> float | None:
-    """Passes that a program of a run makes in a phase; None where nobody has said it."""
-    calls: int | None = run["plan"].get("horizon")
-    return calls and calls / workload_of(phase, run["target"]).get("calls", 1)
+def passes_of(phase: str, request: Request, target: Mapping[str, Any]) -> float | None:
+    """Passes that a program makes in a phase; None where nobody has said it."""
+    calls = request.horizon
+    return calls and calls / workload_of(phase, target).get("calls", 1)
 
 
-def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
+def sizes_of(
+    phase: str, request: Request, target: Mapping[str, Any]
+) -> list[int | None]:
     """The batch sizes of a phase: asked for, or the defaults and the target's own."""
     if not phase_of(phase).has_batch_size:
         return [None]
-    asked = plan.space.batch_sizes
+    asked = request.space.batch_sizes
     if fixed := target.get("fixed_batch_size"):
         if asked and set(asked) != {fixed}:
-            raise UsageError(
-                f"the inputs of {plan.target} have batch size {fixed}: its get_inputs() takes none",
+            raise TargetError(
+                f"the inputs of {request.target} have batch size {fixed}: its get_inputs() takes none",
                 hint="def get_inputs(batch_size), or the same command without --batch-size",
             )
         return [fixed]
     own_size = target.get("own_batch_size", {}).get(phase)
-    is_alone = plan.phases == (
+    is_alone = request.phases == (
         LEARNER_UPDATE,
     )  # or else sizes are asked for forward passes
     if phase == LEARNER_UPDATE and own_size and not (asked and is_alone):
@@ -401,24 +190,27 @@ def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | No
 
 
 def first_sizes(
-    spaces: Mapping[str, Space], run: Mapping[str, Any]
+    spaces: Mapping[str, Space], request: Request, target: Mapping[str, Any]
 ) -> dict[str, int | None]:
     """The batch size of each phase that comes first: the target's own, or by the objective."""
-    own_size = run["target"].get("own_batch_size") or {}
-    choose = max if run["plan"]["objective"] == "throughput" else min
+    own_size = target.get("own_batch_size") or {}
+    choose = max if request.objective == "throughput" else min
     sizes = {n: [s.batch_size or 0 for s in one.settings] for n, one in spaces.items()}
     return {name: own_size.get(name) or choose(sizes[name]) or None for name in spaces}
 
 
 def calls_between_updates(
-    phase: str, run: Mapping[str, Any], batch_size: int | None
+    phase: str, request: Request, target: Mapping[str, Any], batch_size: int | None
 ) -> int | None:
-    """As the user or the target says; None where weights stay as they are or nobody knows."""
-    asked: int | None = run["plan"].get("calls_per_update")
-    samples: int | None = run["target"].get("samples_per_update", {}).get(phase)
+    """Calls between two updates of the weights, as the user or the target says.
+
+    None where weights stay as they are or nobody knows.
+    """
+    asked = request.calls_per_update
+    samples: int | None = target.get("samples_per_update", {}).get(phase)
     if asked is None and samples and batch_size:
         return math.ceil(samples / batch_size)
-    return asked or run["target"].get("calls_per_update", {}).get(phase)
+    return asked or target.get("calls_per_update", {}).get(phase)
 
 
 def build_space(

@@ -28,7 +28,7 @@ AT_WORK = "at_work"
 """File in a race's folder: the number of the trial whose setting is running, or -1."""
 EXPORTED = "exported"
 """Role of records of exported code, which do not count as measurements of the setting."""
-_OF_A_RUN = ("plan", "environment", "target", "phases")
+_OF_A_RUN = ("request", "environment", "target", "phases")
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
 T = TypeVar("T", bound="TaskResult")
@@ -315,9 +315,21 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         demand_schema(self.run_json, data, SCHEMA)
+        if "plan" in data:
+            data["request"] = _request_of(data.pop("plan"), data.pop("options", {}))
         if lost := [name for name in _OF_A_RUN if not data.get(name)]:
             raise RunError(f"{self.run_json} was edited: it has no {lost[0]}")
         return data
+
+
+def _request_of(plan: Any, options: Any) -> Any:
+    """The request of a run that was recorded as a plan and the options of its last session."""
+    if not isinstance(plan, dict) or not isinstance(options, dict):
+        return None
+    pythons = [f"{name}={path}" for name, path in plan.get("pythons", ())]
+    gone = ("storage", "accelerators")
+    kept = {name: value for name, value in options.items() if name not in gone}
+    return {**kept, **plan, "pythons": pythons}
 
 
 @dataclass(frozen=True)

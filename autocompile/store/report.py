@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal
 from autocompile.errors import RunError, UsageError
 from autocompile.estimate.intervals import Interval, between_runs, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import demand_schema, known, of_fields, plain
 from autocompile.store.record import SCHEMA, CallKind, Outcome, Step
 
@@ -316,7 +315,7 @@ class PhaseResult(_Part):
 class Report(_Part):
     """A report: the results of all phases, and of what they are."""
 
-    optional = ("recorded_calls", "in_algorithm")
+    optional = ("decided_by", "in_algorithm")
 
     schema: int = SCHEMA
     target: Target
@@ -337,7 +336,8 @@ class Report(_Part):
         default_factory=dict
     )  # what export prints, by format
     notice: str = ""  # what of the run could not be read
-    recorded_calls: RecordedCalls | None = None  # that the run was given
+    # The options by which ``verify`` judges, where they are not the default.
+    decided_by: Mapping[str, Any] = field(default_factory=dict)
     # Of verify --in-algorithm: each figure ``untouched``, ``tuned``, and its ``gain``.
     in_algorithm: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
 

@@ -7,10 +7,8 @@ import itertools
 import json
 import os
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.store.record import RunFolder
@@ -54,8 +52,9 @@ def latest_of(spec: str, pattern: str) -> Path:
     for path in reversed(every(under, [pattern])):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             run = json.loads((path / "run.json").read_text("utf-8"))
+            about = run.get("request") or run["plan"]  # runs of earlier versions
             is_of_a_suite = (path.parent / "suite.json").exists()
-            if is_same_target(str(run["plan"]["target"]), spec) and not is_of_a_suite:
+            if is_same_target(str(about["target"]), spec) and not is_of_a_suite:
                 return path
     place = "on a cluster" if pattern == ON_CLUSTER else "on this machine"
     raise RunError(
@@ -70,44 +69,6 @@ def name_of(path: str | Path, folder: Path = under) -> str:
     return (
         whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
     )
-
-
-def tuning(target: str, options: Mapping[str, Any], *more: str) -> str:
-    """The command that tunes a target, with options by parameter of :func:`autocompile.tune`."""
-    words = ["autocompile", "tune", target, *more]
-    for name, (flag, usual) in _FLAGS.items():
-        value = options.get(name)
-        if value not in (None, "", (), [], usual):
-            given = value if isinstance(value, (list, tuple)) else [value]
-            texts = (f"{v:.15g}" if isinstance(v, float) else str(v) for v in given)
-            words += [flag, ",".join(texts)]
-    return shlex.join(words)
-
-
-_FLAGS: Mapping[str, tuple[str, Any]] = {
-    "phases": ("--phase", None),
-    "device": ("--device", None),
-    "tolerance": ("--tolerance", None),
-    "calls": ("--calls", None),
-    "sampler": ("--sampler", "portfolio"),
-    "timeout_s": ("--timeout", 300.0),
-    "memory_limit_bytes": ("--memory-limit", None),
-    "jobs": ("--jobs", None),
-    "isolation": ("--isolation", "auto"),
-    "ray": ("--ray", None),
-    "accelerators": ("--accelerators", None),
-    "run_dir": ("--run-dir", None),
-}
-
-
-def resuming(run: Mapping[str, Any], path: str | Path, *more: str) -> str:
-    """The command that goes on with a run, by what ``run.json`` holds."""
-    options, folder = dict(run.get("options", {})), Path(path)
-    if options.get("ray"):  # the run is called as its type of machine
-        options["accelerators"], folder = folder.name, folder.parent
-    if options.get("ray") or folder.parent != under:  # --resume alone looks there
-        options["run_dir"] = str(folder)
-    return tuning(str(run["plan"]["target"]), options, "--resume", *more)
 
 
 def shown(path: str) -> str:

@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from fakes import FakeExecutor, Script, ScriptedStations, measured, probed
 
 import autocompile
+from autocompile.api import Parts, tune_with
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.progress import Progress
+from autocompile.request import Request
 
 __all__ = ["ScriptedStations", "measured", "stations", "tune", "write"]
 
@@ -42,16 +44,10 @@ def tune(
     budget_s: float | None = None,
 ) -> None:
     """Every setting of a space, on the stations' clock."""
-    autocompile.tune(
-        "net.py",
-        executor=executor,
-        space=space,
-        effort="full",
-        budget_s=budget_s,
-        clock=found.clock,
-        progress=progress,
-        run_dir=run_dir,
+    request = Request(
+        "net.py", space=space, effort="full", budget_s=budget_s, run_dir=run_dir
     )
+    tune_with(request, Parts(executor, progress, found.clock))
 
 
 def write(make: Callable[[], Any]) -> None:

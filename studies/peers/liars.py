@@ -50,7 +50,7 @@ def main() -> None:
 
 def autocompile(device: str) -> dict[str, Any]:
     from autocompile import tune
-    from autocompile.space.space import SearchSpace
+    from autocompile.settings.searchspace import SearchSpace
 
     with tempfile.TemporaryDirectory() as folder:
         result = tune(

@@ -99,7 +99,7 @@ def key_of(row: dict[str, Any]) -> str:
 
 def autocompile(name: str, budget_s: int) -> dict[str, Any]:
     from autocompile import tune
-    from autocompile.space.space import SearchSpace
+    from autocompile.settings.searchspace import SearchSpace
 
     with tempfile.TemporaryDirectory() as folder:
         result = tune(

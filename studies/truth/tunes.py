@@ -38,8 +38,10 @@ from autocompile.errors import AutocompileError
 from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
 from autocompile.estimate.intervals import Interval
+from autocompile.request import EFFORTS
 from autocompile.settings.config import CompileConfig
-from autocompile.space.space import EFFORTS, SearchSpace, Space
+from autocompile.settings.searchspace import SearchSpace
+from autocompile.space.space import Space
 from autocompile.store.record import Record
 
 FASTER = 0.95  # times the truth's best yardstick: the machine has another clock

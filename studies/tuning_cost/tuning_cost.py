@@ -35,10 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fakes import FakeExecutor, measured
 
-from autocompile.api import tune
+import autocompile
+from autocompile.api import Parts, tune_with
 from autocompile.progress import Progress
+from autocompile.request import Request
 from autocompile.settings.config import CompileConfig, Setting
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Measurement, Record
 
 ARMS = ("naive", "tune", "search")
@@ -166,7 +168,7 @@ def by_autocompile(
 ) -> dict[str, Any]:
     before_s = start_s()
     watch, used = Watch(stops_at_races=not races), cpu_s()
-    result = tune(
+    result = autocompile.tune(
         str(ROOT / work.target),
         phases=(work.phase,),
         space=work.space,
@@ -314,18 +316,17 @@ def growth(out: Path) -> None:
             target = Path(scratch) / "net.py"
             target.write_text("# never run\n")
             stamps = Stamps()
-            tune(
-                target,
-                executor=FakeExecutor(trial),
+            request = Request(
+                str(target),
                 space=SearchSpace(
                     backends=("inductor",),
                     batch_sizes=tuple(range(1, sizes + 1)),
                     **NOTHING_ELSE,
                 ),
                 effort="full",
-                progress=stamps,
                 run_dir=Path(scratch) / "run",
             )
+            tune_with(request, Parts(FakeExecutor(trial), stamps))
             report_s = time.monotonic() - stamps.at[-1][0]
         trials, quarter = len(stamps.at), len(stamps.at) // 4
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from conftest import ROOT, TARGETS, assert_nothing_left
 from fakes import FakeExecutor, measured
+from scripts import tune
 
-from autocompile.api import tune
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import CompileConfig
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, Step
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]

@@ -11,7 +11,15 @@ from typer.testing import CliRunner
 from autocompile.cli.commands import app
 from autocompile.settings.dimensions import SEARCHED
 
-PANELS = ["Common", "Search", "Limits and CI", "Measuring", "Other machines", "Output"]
+PANELS = [
+    "Common",
+    "What may be chosen",
+    "What is tried",
+    "How it is called and compared",
+    "Processes",
+    "Other machines",
+    "Output",
+]
 COMMANDS = list(get_command(app).commands)  # type: ignore[attr-defined]
 
 
@@ -31,8 +39,11 @@ def test_help_fits_80_columns_without_colours_and_nothing_is_cut_off(
 
 
 def test_summaries_of_commands_are_a_line_each() -> None:
-    listed = re.findall(r"^│ (\w+) +(.*?) *│$", shown().split("─ Commands ─")[1], re.M)
+    first = "─ Start here ─"
+    listed = re.findall(r"^│ (\w+) +(.*?) *│$", shown().split(first)[1], re.M)
     assert [name for name, _ in listed] == COMMANDS
+    assert COMMANDS[0] == "tune"
+    assert "autocompile tune model.py" in shown().split(first)[0]
     assert all(line.endswith(".") for _, line in listed), listed
 
 
@@ -43,8 +54,11 @@ def test_options_of_tune_stand_in_panels() -> None:
         "Options",
         *PANELS,
     ]
-    search = text.split("─ Search ─")[1].split("─ Limits and CI ─")[0]
-    assert all(re.search(rf"│ {d.flag} +LIST ", search) for d in SEARCHED)
+    first = text.split("─ Common ─")[1].split("─ What may be chosen ─")[0]
+    tried = text.split("─ What is tried ─")[1].split("─ How it is called")[0]
+    for d in SEARCHED:
+        panel = first if d.asked == "batch_sizes" else tried
+        assert re.search(rf"│ {d.flag} +LIST ", panel), d.flag
     assert (
         len(re.findall(r"^ +autocompile tune model\.py", text, re.M)) == 2
     )  # examples

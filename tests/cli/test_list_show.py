@@ -15,11 +15,11 @@ import pytest
 import report_schema
 from fakes import FakeExecutor, measured
 from recorded_runs import RUNS, said, unpack
+from scripts import tune
 
-from autocompile.api import tune
 from autocompile.commands.bench import figures
 from autocompile.execute.job import locked
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import RunFolder
 
 RECORDED = [*sorted(RUNS.glob("*/report.json")), RUNS.parent / "report.json"]

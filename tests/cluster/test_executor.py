@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 import pytest
 from fakes import FakeExecutor, ScriptedStations, failed, probed
-from scripts import SPACE, Listener, script
+from scripts import SPACE, Listener, script, tune
 
 import autocompile
 from autocompile.cluster.executor import ClusterExecutor
@@ -396,9 +396,7 @@ def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
     stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script), slots=2)
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    result = autocompile.tune(
-        target, executor=executor, space=SPACE, clock=stations.clock
-    )
+    result = tune(target, executor=executor, space=SPACE, clock=stations.clock)
     assert result.config["forward"].mode == "max-autotune"
     at = {r.detail["station"] for r in result.trials if r.race is not None}
     assert at == {"a", "b"}, "finalists are raced on more than one machine"
@@ -428,9 +426,7 @@ def test_batch_sizes_are_raced_at_once_on_different_stations(
     stations = ScriptedStations(names.split(), lambda name: FakeExecutor(script))
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     order, space = Order(), autocompile.SearchSpace(batch_sizes=(4, 8))
-    autocompile.tune(
-        target, executor=executor, space=space, clock=stations.clock, progress=order
-    )
+    tune(target, executor=executor, space=space, clock=stations.clock, progress=order)
     begun = order.words.index("ends")
     assert order.words[:begun] == ["begins"] * at_once
 
@@ -450,7 +446,7 @@ def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(
         patch.setattr(type(stations.links[0]), "send", deadly)
         executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
         progress = Listener()
-        result = autocompile.tune(
+        result = tune(
             target,
             executor=executor,
             space=SPACE,

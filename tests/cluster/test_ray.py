@@ -19,8 +19,9 @@ from conftest import _alive_with, assert_nothing_left
 
 import autocompile
 from autocompile.cluster import executor
-from autocompile.commands.cluster import tune_all
+from autocompile.commands.cluster import OnCluster, tune_all
 from autocompile.execute.exclusive import held
+from autocompile.request import Request
 from autocompile.store.record import Record, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -38,9 +39,13 @@ def get_inputs(batch_size):
 SPACE = autocompile.SearchSpace(
     backends=("inductor",), modes=("default",), batch_sizes=(4,)
 )
-SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
+SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE}
 STATION = "autocompile.cluster.station"
 PROGRAM = [sys.executable, "-m", "autocompile"]
+
+
+def tuned(ray: str = "auto", **options: Any) -> OnCluster:
+    return tune_all(Request("model.py", ray=ray, **options), "plain")
 
 
 @pytest.fixture
@@ -104,13 +109,8 @@ def test_each_type_gets_a_whole_run_and_no_trial_of_a_station_is_timed_beside_an
         **labelled("H100") | {"labels": {}, "resources": {"accelerator_type:H100": 1}}
     )
     kinds = ("H100", "T4")
-    found = tune_all(
-        "model.py",
-        ray=cluster.address,
-        accelerators=kinds,
-        trials=4,
-        budget_s=120,
-        **SHORT,
+    found = tuned(
+        ray=cluster.address, accelerators=kinds, trials=4, budget_s=120.0, **SHORT
     )
     assert not found.errors
     nodes = {}
@@ -144,7 +144,7 @@ def test_a_node_that_is_lost_in_a_trial_loses_nothing(
     thread = threading.Thread(target=remove)
     thread.start()
     options = {"accelerators": ("T4",), "trials": 8, "effort": "full"}
-    found = tune_all("model.py", ray=cluster.address, **options, **SHORT)
+    found = tuned(ray=cluster.address, **options, **SHORT)
     thread.join()
     assert not found.errors
     assert took_s[0] < 10, "something of it lived on"
@@ -199,7 +199,7 @@ def test_a_station_waits_for_a_tune_on_its_machine_and_is_named_with_it(
     monkeypatch.setattr(executor, "_OPEN_S", 30.0)
     monkeypatch.setattr(tempfile, "tempdir", "T4")  # of the node
     with held("run here", print):
-        found = tune_all("model.py", ray=cluster.address, accelerators=("T4",), **SHORT)
+        found = tuned(ray=cluster.address, accelerators=("T4",), **SHORT)
     (error,) = found.errors.values()
     assert "no station has started" in str(error.text())
     assert "waiting for the autocompile that is at work on this machine" in error.text()
@@ -220,9 +220,7 @@ def test_a_session_that_was_connected_before_is_used_and_stays(cluster: Any) -> 
         logging_level="ERROR",
     )
     try:
-        found = tune_all(
-            "model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT
-        )
+        found = tuned(accelerators=("T4",), trials=3, budget_s=90.0, **SHORT)
         assert ray.is_initialized(), "it is not ours"
     finally:
         ray.shutdown()

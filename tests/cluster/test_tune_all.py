@@ -26,6 +26,7 @@ from autocompile.commands import cluster as commands
 from autocompile.commands.cluster import OnCluster, tune_all
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending
+from autocompile.request import Request as Asked
 
 
 class FakeCluster:
@@ -75,8 +76,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     return made
 
 
-def tuned(**more: Any) -> OnCluster:
-    return tune_all("net.py", space=SPACE, **{"show": "none", **more})
+def tuned(show: str = "none", **more: Any) -> OnCluster:
+    return tune_all(Asked("net.py", space=SPACE, ray="auto", **more), show)
 
 
 def test_each_type_has_a_run_and_lines_that_begin_with_its_name(
@@ -107,11 +108,11 @@ def test_the_start_of_the_stations_is_in_the_budget(
     opened: list[float] = []
     fake.opening = lambda kind: opened.append(time.monotonic())
 
-    def tune(*_: Any, **options: Any) -> None:
-        began.append(options["began"])
+    def tune_with(request: Asked, parts: Any) -> None:
+        began.append(parts.began)
         raise UsageError("enough")
 
-    monkeypatch.setattr(commands.api, "tune", tune)
+    monkeypatch.setattr(commands.api, "tune_with", tune_with)
     tuned(accelerators=("T4",))
     assert began[0] <= opened[0]
 

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from autocompile.commands.diagnose import preview
 from autocompile.report.checks import render_preview
-from autocompile.space.space import SearchSpace
+from autocompile.request import Request
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.calls import RecordedCalls
 
 pytestmark = pytest.mark.usefixtures("_warm")
@@ -22,9 +23,8 @@ def previewed(
     target: object, space: SearchSpace, *phases: str
 ) -> tuple[dict[str, Any], list[str]]:
     """The row of a forward, and the lines that a terminal of 80 columns shows."""
-    found = preview(
-        str(target), 200.0, phases=phases or ("forward",), space=space, device="cpu"
-    )
+    asked = {"phases": phases or ("forward",), "space": space, "device": "cpu"}
+    found = preview(Request(str(target), timeout_s=200.0, **asked))
     text = io.StringIO()
     render_preview(found, Console(file=text, width=80))
     return found["phases"]["forward"], text.getvalue().splitlines()
@@ -60,9 +60,8 @@ def test_calls_of_a_file_say_what_is_tried(work: Path) -> None:
     distinct = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
     RecordedCalls("Linear", distinct, (0, 1, 0)).write(work / "calls.json")
     space = SearchSpace(backends=("inductor",), modes=("default",))
-    found = preview(
-        "net.py", 200.0, calls=Path("calls.json"), phases=("forward",), space=space
-    )
+    options = {"calls": "calls.json", "phases": "forward", "space": space}
+    found = preview(Request.of("net.py", {**options, "timeout_s": 200.0}))
     settings = found["phases"]["forward"]["settings"]
     assert {setting["config"]["dynamic"] for setting in settings} == {None, True, False}
     assert {setting["batch_size"] for setting in settings} == {3 + 5 + 3}

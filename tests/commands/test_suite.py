@@ -18,12 +18,14 @@ from fakes import FakeExecutor, failed, measured
 from recorded_runs import said
 from scripts import is_eager, is_raced
 
+from autocompile.api import Parts
 from autocompile.commands.suite import Runner, members_of, run_suite
 from autocompile.errors import NothingWorked, RunError, TargetError, UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.report.suite import differences, document, to_csv, to_markdown
+from autocompile.request import Request
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
 from autocompile.store.report import Member, Report, Row, Suite, Tried, rows_of
 
@@ -149,9 +151,9 @@ class Runs:
         more["run_dir"].mkdir(parents=True, exist_ok=True)
         get = self.likely.get if self.always else self.likely.pop
         rest = [{"likely": get(member.folder, 0.0), "config": {}}]
-        run = {"schema": 1, "plan": {"target": member.target}, "phases": ["forward"]}
+        run = {"schema": 1, "phases": ["forward"]}
         run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
-        run["options"] = {"budget_s": more["budget_s"]}
+        run["request"] = {"target": member.target, "budget_s": more["budget_s"]}
         run["spaces"] = {"forward": {"rest": rest}}
         (more["run_dir"] / "run.json").write_text(json.dumps(run))
         return {"": self.report}
@@ -313,7 +315,7 @@ def test_an_error_after_ctrl_c_ends_nothing(
     assert [row.message for row in suite.rows if row.target == "b.py"] == [
         "b.py has changed"
     ]
-    again = Runner(Path("suite"), suite, 30.0, runs, one.say, one.note, Clock())
+    again = Runner(Path("suite"), suite, 30.0, runs, one.say, one.note, clock=Clock())
     assert "b.py has changed" in [row.message for row in again.run().rows]
 
 
@@ -351,14 +353,9 @@ def scripted(request: Mapping[str, Any]) -> Any:
 def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     space = SearchSpace(backends=("inductor",), modes=MODES, batch_sizes=(1, 4))
     quiet: Any = {"say": lambda _: None, "note": lambda _: None}
-    folder, suite = run_suite(
-        str(models),
-        phases=("forward",),
-        space=space,
-        fixed=True,
-        executor=FakeExecutor(scripted),
-        **quiet,
-    )
+    parts = Parts(FakeExecutor(scripted))
+    request = Request("", phases=("forward",), space=space)
+    folder, suite = run_suite(str(models), request, parts, fixed=True, **quiet)
     assert folder == Path("runs/models-0001")
     assert [(row.target, row.batch_size) for row in suite.rows] == [
         ("models/one.py", 1),
@@ -382,15 +379,15 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
         "plain torch.compile()",
         "inductor max-autotune",
     ]
-    _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), **quiet)
+    _, again = run_suite(None, Request("", resume=True), parts, **quiet)
     assert again.rows == suite.rows
     (folder / "one.forward/report.json").unlink()  # as if it had been killed
-    _, again = run_suite(None, resume=True, executor=FakeExecutor(scripted), **quiet)
+    _, again = run_suite(None, Request("", resume=True), parts, **quiet)
     assert [replace(r, settings=()) for r in again.rows] == [
         replace(r, settings=()) for r in suite.rows
     ]
     with pytest.raises(UsageError, match="is of the suite"):
-        run_suite("timm", resume=True)
+        run_suite("timm", Request("", resume=True), parts)
 
 
 def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> None:
@@ -409,12 +406,12 @@ def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> 
         return measured(1.0 if is_eager(request) else 1.5)
 
     def rows(script: Any) -> tuple[Row, ...]:
+        space = SearchSpace(backends=("inductor",), batch_sizes=(4,))
         _, suite = run_suite(
             str(models),
-            phases=("forward",),
-            space=SearchSpace(backends=("inductor",), batch_sizes=(4,)),
+            Request("", phases=("forward",), space=space),
+            Parts(FakeExecutor(script)),
             fixed=True,
-            executor=FakeExecutor(script),
             say=lambda _: None,
             note=lambda _: None,
         )
@@ -459,7 +456,7 @@ def test_a_suite_of_a_library_that_is_not_there_says_so(
 ) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="timm is not installed"):
-        run_suite("timm")
+        run_suite("timm", Request(""), Parts())
 
 
 def test_a_run_that_was_killed_before_it_began_is_begun_anew(models: Path) -> None:
@@ -472,9 +469,9 @@ def test_a_run_that_was_killed_before_it_began_is_begun_anew(models: Path) -> No
 
 def test_without_a_suite_there_is_nothing_to_resume(models: Path) -> None:
     with pytest.raises(RunError, match="no suite"):
-        run_suite(None, resume=True)
+        run_suite(None, Request("", resume=True), Parts())
     with pytest.raises(UsageError, match="no suite is named"):
-        run_suite(None)
+        run_suite(None, Request(""), Parts())
 
 
 # Rows ---------------------------------------------------------------------------------------------
@@ -647,7 +644,7 @@ def test_a_hostile_file_is_one_paragraph(tmp_path: Path, change: Any) -> None:
 
 def test_a_folder_that_is_not_empty_is_no_place_for_a_suite(models: Path) -> None:
     with pytest.raises(RunError, match="is not empty"):
-        run_suite(str(models), run_dir=models, say=lambda _: None)
+        run_suite(str(models), Request("", run_dir=models), Parts())
 
 
 def test_options_beside_resume_are_not_ignored(models: Path) -> None:
@@ -655,8 +652,9 @@ def test_options_beside_resume_are_not_ignored(models: Path) -> None:
     folder = Path("runs/list-0001")
     folder.mkdir(parents=True)
     (folder / "suite.json").write_text(json.dumps(suite.to_dict()))
+    request = Request("", resume=True, phases=("train_step",))
     with pytest.raises(UsageError, match="goes on with what it was begun with"):
-        run_suite(None, resume=True, phases=("train_step",), say=lambda _: None)
+        run_suite(None, request, Parts())
 
 
 def test_a_damaged_file_is_one_paragraph(tmp_path: Path) -> None:

@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 from fakes import FakeExecutor, failed, measured, probed
+from scripts import tune
 
-from autocompile.api import tune
-from autocompile.cli.options import numbers
-from autocompile.commands.verify import (
-    REQUIREMENTS,
-    Check,
-    check,
-)
+from autocompile.commands.verify import REQUIREMENTS, Check, check, request_for
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.option import named_numbers
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.calls import RecordedCalls
+from autocompile.store.reading import plain
 
 NET = """
 import torch
@@ -118,14 +115,14 @@ def test_gates_ask_for_what_they_name() -> None:
         compile_s=30.0,
     )
     given = ["speedup=1e-3,max-recompiles=0,max-graphs=2.0", "max-compile-time=1.5e1ms"]
-    assert list(numbers("--require", given, REQUIREMENTS).values()) == [
+    assert list(named_numbers("--require", given, REQUIREMENTS).values()) == [
         0.001,
         0.0,
         2.0,
         0.015,
     ]
     given = ["speedup=1.3,max-recompiles=1", "max-graphs=2", "max-compile-time=2m"]
-    required = numbers("--require", given, REQUIREMENTS)
+    required = named_numbers("--require", given, REQUIREMENTS)
     assert required["max-compile-time"] == 120.0
     assert one.unmet(required) == []
     assert one.unmet({"speedup": 1.45}) == [
@@ -258,14 +255,17 @@ def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -
     recorded(7, 9).write(target.parent / "other.json")
     for given, wanted in ((None, calls), ("other.json", recorded(7, 9))):
         executor = FakeExecutor(script, probe=probed(target=facts))
-        only = replace(settings(), calls=calls)
+        only = replace(settings(), decided_by={"calls": plain(calls)})
         tune(target, executor=executor, only=only, trials=4, calls=given)
         assert all(
             RecordedCalls.from_dict(r["calls"]) == wanted for r in executor.requests
         )
     executor = FakeExecutor(script)
     result = tune(
-        target, executor=executor, only=replace(settings(), horizon=500), trials=4
+        target,
+        executor=executor,
+        only=replace(settings(), decided_by={"horizon": 500}),
+        trials=4,
     )
     assert {r.horizon for r in result.trials if r.role == "search"} == {500}
 
@@ -282,12 +282,18 @@ def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -
         {"calls": "import os"},
         {"calls": {**vars(recorded(3)), "order": [4]}},
         {"horizon": "long"},
+        {"objective": 95},
+        {"tolerance": 2},
+        {"limits": {"latency": 1}},
+        {"timeout_s": 1.0},
     ],
 )
 def test_what_decided_is_read_as_data(work: Path, more: dict[str, Any]) -> None:
-    (work / "tuned.json").write_text(json.dumps({**settings().to_dict(), **more}))
-    with pytest.raises(UsageError, match="damaged"):
-        TunedSet.read("tuned.json")
+    data = {**settings().to_dict(), "decided_by": more}
+    (work / "tuned.json").write_text(json.dumps(data))
+    (entry,) = TunedSet.read("tuned.json").entries
+    with pytest.raises(UsageError, match="decided"):
+        request_for(entry, "aot:eager", {})
 
 
 @pytest.mark.parametrize("options", [(), ("--calls", "third.json")])
@@ -296,7 +302,9 @@ def test_the_command_takes_the_calls_of_the_settings_or_those_it_is_given(
 ) -> None:
     """Each are of another model, which the trial's process says."""
     (work / "net.py").write_text(NET)
-    kept = replace(settings(EAGER), calls=recorded(3, 5, model="Other"))
+    kept = replace(
+        settings(EAGER), decided_by={"calls": plain(recorded(3, 5, model="Other"))}
+    )
     (work / "tuned.json").write_text(TunedSet((kept,)).to_json())
     recorded(3, 5, model="Third").write(work / "third.json")
     done = typed("verify", "tuned.json", *options, "--progress", "none")

@@ -9,9 +9,10 @@ import pytest
 from fakes import failed, measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
-from autocompile.estimate.candidates import Candidate, Limits, candidates
+from autocompile.estimate.candidates import Candidate, candidates
 from autocompile.estimate.decision import compare
 from autocompile.estimate.intervals import over_sets
+from autocompile.estimate.limits import Limits
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import CallKind
 

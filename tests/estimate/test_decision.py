@@ -8,7 +8,7 @@ import pytest
 from fakes import measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
-from autocompile.estimate.candidates import Limits, candidates
+from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import (
     SETS,
     Decision,
@@ -18,6 +18,7 @@ from autocompile.estimate.decision import (
     finalists,
     is_out,
 )
+from autocompile.estimate.limits import Limits
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Record
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import PATIENCE_S, SHORT, TARGETS, Bench, _Lasting, assert_nothing_left
+from scripts import tune
 
 import autocompile
 from autocompile.execute.executor import Ending, Event, Job
@@ -157,7 +158,7 @@ def test_a_forked_trial_that_crashes_is_tried_again_in_a_fresh_interpreter(
     bench: Bench, tmp_path: Path
 ) -> None:
     executor = _Doubting(bench)
-    result = autocompile.tune(
+    result = tune(
         TARGETS / "faulty_backends.py",
         phases=("forward",),
         space=autocompile.SearchSpace(

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from conftest import assert_nothing_left
 from fakes import FakeExecutor, measured
+from scripts import tune
 
-from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import candidates
 from autocompile.execute.executor import Ending, Job
 from autocompile.execute.starter import demand_torch
 from autocompile.protocol.requests import TrialRequest, read_request
+from autocompile.request import found_interpreters
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Choice, Tuned
-from autocompile.space.space import SearchSpace, environments
 
 
 @pytest.fixture
@@ -53,20 +54,20 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(
     python = tmp_path / "ipex" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    assert environments([str(python)]) == (("ipex", str(python)),)
-    assert environments([f"old torch={python}"]) == (("old-torch", str(python)),)
+    assert found_interpreters([str(python)]) == (f"ipex={python}",)
+    assert found_interpreters([f"old torch={python}"]) == (f"old-torch={python}",)
     with pytest.raises(UsageError, match="two environments are called ipex"):
-        environments([str(python), str(python)])
+        found_interpreters([str(python), str(python)])
     text = tmp_path / "text"
     text.write_text("no program")
     for path in (tmp_path / "nowhere", text):
         with pytest.raises(
             UsageError, match=r"there is no interpreter .*, or it may not be run"
         ):
-            environments([str(path)])
+            found_interpreters([str(path)])
     with pytest.raises(UsageError, match="two environments are called default"):
-        environments([f"default={python}"])
-    assert os.path.islink(environments([str(python)])[0][1])
+        found_interpreters([f"default={python}"])
+    assert os.path.islink(found_interpreters([str(python)])[0].partition("=")[2])
 
 
 @pytest.mark.parametrize(

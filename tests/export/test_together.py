@@ -303,7 +303,7 @@ def _flat(text: str) -> str:
 
 
 RUN = {
-    "plan": {"target": "net.py"},
+    "request": {"target": "net.py"},
     "target": {"kind": "functions", "choices": {}},
     "environment": {"device": "cpu", "torch": torch.__version__},
     "phases": ["forward", "train_step"],

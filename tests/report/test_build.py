@@ -9,7 +9,7 @@ import pytest
 from fakes import failed, measured
 from made_records import LITE, MAX, Run
 
-from autocompile.estimate.candidates import Limits
+from autocompile.estimate.limits import Limits
 from autocompile.report.build import build_report
 from autocompile.report.page import to_html
 from autocompile.result import Result
@@ -27,7 +27,7 @@ def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
 
 
 def typed(run: Run, run_dir: str = "runs/net-0001") -> Report:
-    about: dict[str, Any] = {"plan": PLAN, "target": {}, "environment": CPU}
+    about: dict[str, Any] = {"request": PLAN, "target": {}, "environment": CPU}
     return build_report({**about, "phases": [run.phase]}, run.records, run_dir=run_dir)
 
 
@@ -63,8 +63,9 @@ def test_what_is_open_comes_with_the_command_that_settles_it(
 def test_a_run_on_a_cluster_goes_on_there() -> None:
     run = Run()
     run.search(LITE, 1.3)
-    about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": ["forward"]}
-    about["options"] = {"ray": "head:6379", "jobs": 2, "isolation": "auto"}
+    options = {"ray": "head:6379", "jobs": 2, "isolation": "auto"}
+    about = {"target": {}, "environment": CPU, "phases": ["forward"]}
+    about["request"] = {**PLAN, **options}
     for folder in ("runs/net-0001", "/a/b"):
         found = build_report(about, run.records, run_dir=f"{folder}/H100").to_dict()
         said = found["phases"]["forward"]["confidence"]["command"]
@@ -103,7 +104,7 @@ def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
     own.add(LITE, failed("interrupted", "measure"))
     records = [*run.records, *(replace(r, number=r.number + 10) for r in own.records)]
     about = {
-        "plan": PLAN,
+        "request": PLAN,
         "target": {"own_batch_size": {"forward": 16}},
         "environment": CPU,
     }
@@ -132,7 +133,7 @@ def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried(
 ):
     run = Run()
     run.add(LITE, failed("wrong_output", "verify"))
-    about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": [run.phase]}
+    about = {"request": PLAN, "target": {}, "environment": CPU, "phases": [run.phase]}
     for untried, word in ((60, "low"), (0, "high")):
         space = {"untried": untried, "configs": 62}
         found = build_report(
@@ -171,7 +172,7 @@ CALLS = {"model": "Net", "distinct": [{"args": [3], "kwargs": {}}], "order": [0,
 
 
 def of_a_workload(*records: Record, **plan: Any) -> Result:
-    about = {"plan": {**PLAN, **plan}, "environment": CPU, "phases": ["forward"]}
+    about = {"request": {**PLAN, **plan}, "environment": CPU, "phases": ["forward"]}
     about["target"] = {"workload": {"calls": 20, "kinds": 2}}
     return Result(
         build_report(about, records, run_dir="x", limits=Limits()), [*records]
@@ -219,15 +220,18 @@ def test_with_a_horizon_the_report_names_the_setting_of_each_number_of_calls() -
 
 
 def test_what_decided_goes_with_the_settings_and_back() -> None:
-    result = of_a_workload(*timed_at(horizon=2000.0), calls=CALLS, horizon=40_000)
+    limits = {"latency_s": 0.01, "percentiles": {"p95": 0.02}}
+    decided = {"calls": CALLS, "limits": limits, "tolerance": 0.05, "seed": 7}
+    decided |= {"horizon": 40_000, "calls_per_update": 3, "objective": "latency"}
+    result = of_a_workload(*timed_at(horizon=2000.0), **decided)
     again = Report.read(result.to_dict(), "it")
-    assert again.recorded_calls == result.report.recorded_calls is not None
+    assert again.decided_by == result.report.decided_by == decided
     tuned = Tuned.from_report(again)
     assert Tuned.from_dict(tuned.to_dict()).to_dict() == tuned.to_dict()
-    assert (tuned.horizon, tuned.to_dict()["calls"]) == (40_000, CALLS)
+    assert tuned.to_dict()["decided_by"] == decided
     untold = Tuned.from_report(of_a_workload(*timed_at()).report).to_dict()
-    assert not untold.keys() & {"calls", "horizon"}
-    assert "recorded_calls" not in of_a_workload(*timed_at()).to_dict()
+    assert "decided_by" not in untold
+    assert "decided_by" not in of_a_workload(*timed_at()).to_dict()
 
 
 def test_what_it_costs_to_give_memory_back_is_said_where_it_is_much() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from fakes import FakeExecutor, measured, probed
+from scripts import tune
 from typer.testing import CliRunner
 
-from autocompile.api import load, tune
+from autocompile.api import load
 from autocompile.cli import commands as cli
 from autocompile.execute.executor import Ending, Job
 from autocompile.report.build import state_of
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, Record, RunFolder, Step
 

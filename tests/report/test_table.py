@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from fakes import FakeExecutor, failed, measured
 from recorded_runs import said, unpack
+from scripts import tune
 
-from autocompile.api import tune
 from autocompile.commands.runs import read_report
 from autocompile.execute.executor import Ending
 from autocompile.report.document import Table, spans
 from autocompile.report.table import table, write_table
 from autocompile.settings.config import CompileConfig
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.report import Report
 
 MACHINES = {  # the speed of each setting there

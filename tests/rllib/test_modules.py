@@ -24,6 +24,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from autocompile.errors import TargetError
 from autocompile.export.lines import Choice, Facts, lines_of
 from autocompile.protocol.requests import ExportedCode
+from autocompile.request import Request
 from autocompile.rllib.actors import warm_up
 from autocompile.rllib.modules import from_object
 from autocompile.rllib.observations import _rows
@@ -339,18 +340,19 @@ def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
     target = from_object(config)
     names = ("calls_per_update", "samples_per_update")
     facts = {name: getattr(target, name) for name in names}
-    run = {"plan": {}, "target": facts}
+    request = Request("ppo.py")
     told = [
-        calls_between_updates("forward_exploration", run, size) for size in (1, 4, 16)
+        calls_between_updates("forward_exploration", request, facts, size)
+        for size in (1, 4, 16)
     ]
     there = [
         config.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=size)
         for size in (1, 4, 16)
     ]
     assert told == [c.get_rollout_fragment_length() for c in there] == calls
-    assert calls_between_updates("forward_train", run, 16) is None
-    asked = {"plan": {"calls_per_update": 7}, "target": facts}
-    assert calls_between_updates("forward_exploration", asked, 4) == 7
+    assert calls_between_updates("forward_train", request, facts, 16) is None
+    asked = Request("ppo.py", calls_per_update=7)
+    assert calls_between_updates("forward_exploration", asked, facts, 4) == 7
 
 
 def test_the_spaces_come_from_the_environment_where_the_config_names_none(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from fakes import FakeExecutor, measured
+from scripts import tune
 
 import autocompile
 from autocompile.errors import UsageError
@@ -590,9 +591,7 @@ def test_a_result_compiles_a_model_by_its_best_setting(target: Path) -> None:
         lambda request: measured(speeds[request["config"]["backend"]])
     )
     space = autocompile.SearchSpace(backends=("aot_eager",), batch_sizes=(4, 16))
-    result = autocompile.tune(
-        target, executor=executor, space=space, trials=6, progress="none"
-    )
+    result = tune(target, executor=executor, space=space, trials=6, progress="none")
     assert result.verdict == {"forward": "faster"}
     model = net()
     assert result.compile(model) is model

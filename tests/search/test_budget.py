@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from conftest import Clock
 from fakes import FakeExecutor, failed, measured, probed
-from scripts import Timed, is_eager, is_raced, target_with
+from scripts import Timed, is_eager, is_raced, target_with, tune
 
 import autocompile
-from autocompile.api import tune
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending, Job
-from autocompile.space.space import Plan, SearchSpace
+from autocompile.request import Request
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome
 
 SPACE = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,))
@@ -26,8 +26,10 @@ PROBED = probed(modes={m: m for m in MODES})
 
 
 def test_an_effort_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UsageError, match="'huge' is none of quick, normal, full"):
-        Plan("net.py", effort="huge")
+    with pytest.raises(
+        UsageError, match="'huge', and takes one of quick, normal, full"
+    ):
+        Request("net.py", effort="huge")
 
 
 def working(clock: Clock, trial_s: float, set_s: float, speedup: float = 1.5) -> Timed:

@@ -27,7 +27,7 @@ import autocompile
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.protocol.requests import TrialRequest, read_request
 from autocompile.report.contents import exported_warning
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.store.report import Best
 

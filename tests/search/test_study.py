@@ -30,18 +30,18 @@ from scripts import (
     searched,
     speeds,
     target_with,
+    tune,
     tuned,
     where,
     with_modes,
 )
 
 import autocompile
-from autocompile.api import tune
 from autocompile.errors import NothingWorked, RunError, UsageError
-from autocompile.estimate.candidates import Limits
+from autocompile.estimate.limits import Limits
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.settings.config import CompileConfig
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome
 
 
@@ -122,7 +122,7 @@ def test_a_sampler_of_optunas_kind_chooses_in_place_of_ours(target: Path) -> Non
     assert tried[2].mode == "max-autotune"
     assert (
         "sampler"
-        not in json.loads(Path(result.run_dir, "run.json").read_text())["options"]
+        not in json.loads(Path(result.run_dir, "run.json").read_text())["request"]
     )
 
 

@@ -23,7 +23,7 @@ from autocompile.execute.executor import Ending
 from autocompile.search.records import answer, to_record
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, Step
 
 MODELS = TARGETS / "dimensions.py"
@@ -182,7 +182,7 @@ from typer.testing import CliRunner
 
 import autocompile
 from autocompile.cli.commands import app
-from autocompile.cli.tune import asked
+from autocompile.cli import options
 from autocompile.export.lines import Facts, uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
@@ -191,7 +191,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import Place
 from autocompile.space.space import build_space
 from autocompile.settings.config import Setting
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 
 here = Path(autocompile.__file__).parent.parent
 assert here == Path.cwd()
@@ -201,9 +201,12 @@ typed = CliRunner().invoke(app, ["tune", "--help"], terminal_width=200).output
 assert "--tint" in typed and "comma list of none, blue" in typed, typed
 wrong = CliRunner().invoke(app, ["tune", "model.py", "--tint", "red"]).exception
 assert wrong.what == "tint 'red' is none of none, blue", wrong
-assert asked(None, {"tint": ["blue"]}) == SearchSpace(tint=("blue",))
+kind = options.DECLARED["space.tint"].option.kind
+given = {("space", "tint"): kind.read("--tint", ["blue"])}
+assert options.given(given)["space"] == SearchSpace(tint=("blue",))
 Path("space.toml").write_text('tint = ["none", "blue"]')
-assert asked(Path("space.toml"), {}).tint == ("none", "blue")
+given = {("space",): Path("space.toml")}
+assert options.given(given)["space"].tint == ("none", "blue")
 
 offered = ProbeResult(backends={"inductor": ""}, modes={"default": "default"})
 found = build_space(SearchSpace(), offered, Place("forward", "cpu"), (1,))
@@ -231,6 +234,9 @@ def test_every_field_has_a_row_and_every_row_a_field() -> None:
     ]
 
 
+TINT = '    tint: Asked = values_of("tint")\n'
+
+
 def test_a_dimension_is_a_row_two_fields_and_a_function(tmp_path: Path) -> None:
     """A copy of the package with one more row has it everywhere."""
     copied = tmp_path / "autocompile"
@@ -239,7 +245,7 @@ def test_a_dimension_is_a_row_two_fields_and_a_function(tmp_path: Path) -> None:
     for name, place, added in (
         ("settings/dimensions.py", '    Dimension("environment", ', ENTRY),
         ("settings/config.py", "    environment: str = ", '    tint: str = "none"\n'),
-        ("space/space.py", "    guards: Asked = ", "    tint: Asked = None\n"),
+        ("settings/searchspace.py", "    guards: Asked = ", TINT),
         ("runtime/applying.py", '"memory_format": _lay_out', FUNCTION),
     ):
         text = (copied / name).read_text("utf-8")

@@ -14,6 +14,7 @@ from autocompile.commands import bench
 from autocompile.commands import verify as verifying
 from autocompile.errors import RunError
 from autocompile.progress import Progress
+from autocompile.request import Request
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.report import Report
@@ -133,15 +134,13 @@ def test_verify_tries_the_entry_of_this_machine(
 ) -> None:
     tried: list[Tuned] = []
 
-    def tune(target: str, *, only: Tuned, **options: Any) -> Any:
-        tried.append(only)
+    def request_for(entry: Tuned, *_: Any) -> Any:
+        tried.append(entry)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verifying.api, "tune", tune)
+    monkeypatch.setattr(verifying, "request_for", request_for)
     with pytest.raises(KeyboardInterrupt):
-        verifying.verify(
-            EVERY, None, {}, budget_s=60.0, device="cpu", progress=Progress()
-        )
+        verifying.verify(EVERY, None, {}, {"device": "cpu"}, Progress())
     assert tried == [CPU]
 
 
@@ -150,8 +149,8 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
 ) -> None:
     tried: list[str] = []
 
-    def compare(target: str, *_: Any) -> Any:
-        tried.append(target)
+    def compare(request: Request, *_: Any) -> Any:
+        tried.append(request.target)
         raise RunError("enough is known")
 
     monkeypatch.setattr(bench, "compare_in_algorithm", compare)

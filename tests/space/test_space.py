@@ -9,17 +9,12 @@ import pytest
 
 from autocompile.errors import UsageError
 from autocompile.protocol.requests import ProbeResult
+from autocompile.request import Request
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig, Setting, choices
 from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
-from autocompile.space.space import (
-    Plan,
-    SearchSpace,
-    Space,
-    build_space,
-    demand_known,
-    sizes_of,
-)
+from autocompile.settings.searchspace import SearchSpace
+from autocompile.space.space import Space, build_space, demand_known, sizes_of
 
 OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
@@ -89,10 +84,10 @@ def test_updates_have_the_batch_size_of_the_configuration_unless_they_are_asked_
     target = {"own_batch_size": {"learner_update": 128, "forward_exploration": 16}}
     few = SearchSpace(batch_sizes=(1, 4))
     for phases, sizes in ((None, [128]), (("learner_update",), [1, 4])):
-        plan = Plan("ppo.py", phases=phases, space=few)
-        assert sizes_of("learner_update", plan, target) == sizes
-        assert sizes_of("forward_exploration", plan, target) == [1, 4]
-    assert sizes_of("learner_update", Plan("ppo.py"), target) == [128]
+        request = Request("ppo.py", phases=phases, space=few)
+        assert sizes_of("learner_update", request, target) == sizes
+        assert sizes_of("forward_exploration", request, target) == [1, 4]
+    assert sizes_of("learner_update", Request("ppo.py"), target) == [128]
 
 
 def test_what_cannot_work_is_left_out_with_its_reason() -> None:

@@ -78,7 +78,7 @@ def test_a_folder_that_holds_no_run_or_cannot_is_a_clear_error(tmp_path: Path) -
     folder = RunFolder(tmp_path)
     with pytest.raises(RunError, match="not a run folder"):
         folder.read_run()
-    run = {"schema": 1, "plan": {"target": "net.py"}, "environment": {"torch": "2"}}
+    run = {"schema": 1, "request": {"target": "net.py"}, "environment": {"torch": "2"}}
     folder.run_json.write_text(json.dumps({**run, "phases": ["f"]}))
     with pytest.raises(RunError, match="was edited: it has no target"):
         folder.read_run()
@@ -156,7 +156,7 @@ def test_trials_that_cannot_be_read_are_left_out_and_told(run: Path) -> None:
 def test_what_was_asked_for_in_a_newer_version_is_not_resumed(run: Path) -> None:
     edit(
         run / "run.json",
-        lambda data: data["plan"]["space"].update(tiling=["auto", "wide"]),
+        lambda data: data["request"]["space"].update(tiling=["auto", "wide"]),
     )
     with pytest.raises(RunError, match="'tiling'"):
         tuned(Path("net.py"), resume=True)
@@ -164,7 +164,8 @@ def test_what_was_asked_for_in_a_newer_version_is_not_resumed(run: Path) -> None
 
 def test_a_newer_schema_is_refused(run: Path) -> None:
     edit(
-        run / "run.json", lambda data: data.update(schema=2, plan={"target": "net.py"})
+        run / "run.json",
+        lambda data: data.update(schema=2, request={"target": "net.py"}),
     )
     for attempt in (lambda: load("last"), lambda: tuned(Path("net.py"), resume=True)):
         with pytest.raises(

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 from fakes import FakeExecutor, failed, measured
-from scripts import script, tuned
+from scripts import script, tune, tuned
 from typer.testing import CliRunner
 
-from autocompile.api import load, tune
+from autocompile.api import load
 from autocompile.cli import commands as cli
 from autocompile.errors import (
     ExportError,
@@ -32,8 +32,9 @@ from autocompile.protocol.requests import (
     SaveRequest,
     read_request,
 )
+from autocompile.request import Request
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Tuned
-from autocompile.space.space import Plan, SearchSpace
 from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.store.runs import HERE, ON_CLUSTER, find, latest_of, new_folder, shown
@@ -101,8 +102,8 @@ def test_where_the_target_has_no_run_those_of_namesakes_are_not_resumed(
     assert "without --resume" in caught.value.text()
     with pytest.raises(UsageError, match="made with another target"):
         made("a/model.py", resume=True, run_dir=other)
-    earlier = Plan.from_dict(RunFolder(other).read_run()["plan"])
-    earlier.demand_same({"target": "./b/model.py"})
+    earlier = Request.from_dict(RunFolder(other).read_run()["request"])
+    assert Request("./b/model.py").resumed(earlier) == earlier
 
 
 def test_a_run_in_a_folder_of_another_name_is_found_and_a_broken_one_is_not(
@@ -238,7 +239,7 @@ def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(
     ("options", "error", "words"),
     [
         ({"jobs": 0}, UsageError, "jobs is 0"),
-        ({"isolation": "thread"}, UsageError, "choose from: auto, fork, spawn"),
+        ({"isolation": "thread"}, UsageError, "takes one of auto, fork, spawn"),
         ({"effort": "none"}, UsageError, "none"),
         ({"executor": Fails(OSError(28, "No space left"))}, OSError, "No space left"),
         ({"executor": Fails(RunError("cannot write"))}, RunError, "cannot write"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from conftest import TARGETS
 from in_process import Try
 
-from autocompile.cli.tune import asked
+from autocompile.cli import options
 from autocompile.errors import UsageError
 from autocompile.runtime.applying import apply_config
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.space.space import SearchSpace
+from autocompile.settings.searchspace import SearchSpace
 
 MODELS = TARGETS / "dimensions.py"
 
@@ -107,6 +108,18 @@ def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
     )
 
 
+def space_of(file: Path | None, flags: Mapping[str, Any]) -> SearchSpace:
+    """The space of a command line, by its flags."""
+    typed = {
+        each.path: each.option.kind.read(each.option.flag, texts)
+        for each in options.of_search()
+        if (texts := flags.get(each.name))
+    }
+    given = typed if file is None else {**typed, ("space",): file}
+    found: SearchSpace = options.given(given)["space"]
+    return found
+
+
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
@@ -131,17 +144,17 @@ def test_a_file_says_what_flags_do_or_is_refused(
     file.write_text(text)
     if isinstance(flags, str):
         with pytest.raises(UsageError, match=flags):
-            asked(file, {})
+            space_of(file, {})
     else:
-        assert asked(file, {}) == asked(None, flags) != SearchSpace()
-        assert asked(file, {"option": ("none",)}).options == ((),)
+        assert space_of(file, {}) == space_of(None, flags) != SearchSpace()
+        assert space_of(file, {"option": ("none",)}).options == ((),)
 
 
 def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     file = tmp_path / "space.toml"
     file.write_text("options = [{}]\n")
     with pytest.raises(UsageError) as caught:
-        asked(file, {"batch_size": ("0",)})
+        space_of(file, {"batch_size": ("0",)})
     assert "space.toml" not in caught.value.what
 
 
