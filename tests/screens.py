@@ -20,7 +20,7 @@ from autocompile.commands.runs import read_report
 
 ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"
-RUN = ROOT / "studies" / "first_runs" / "cpu" / "ppo_breakout.json"
+RUN = ROOT / "studies" / "first_runs" / "cpu_xeon" / "ppo_breakout.json"
 WIDTHS = (80, 100, 120)
 
 # Rich's own format loads a font from a server and has the colours of one theme.
