@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import __version__
-from autocompile.cluster.executor import Link, Message
+from autocompile.cluster.dispatch import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.execute.executor import (
     Ended,

@@ -81,7 +81,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 # A wing is a folder with all of one subject, whose modules run in different processes. Each
-# of them belongs to the column that it serves; its door, to the users' process.
+# of them belongs to the column that it serves, and its door to that which comes in by it.
 WINGS = {
     "rllib": {
         "__init__": "runtime",
@@ -90,6 +90,20 @@ WINGS = {
         "observations": "runtime",
         "modules": "trial",
         "in_algorithm": "trial",
+    },
+    "cluster": {
+        "__init__": "cluster",
+        "dispatch": "cluster",
+        "links": "cluster",
+        "station": "cluster",
+        "wire": "cluster",
+        "tune_all": "commands",
+    },
+    "suite": {
+        "__init__": "commands",
+        "runner": "commands",
+        "tables": "report",
+        "command": "cli",
     },
 }
 HEAVY = {"torch", "ray", "accelerate", "transformers", "pytorch_lightning"}

@@ -17,9 +17,9 @@ from autocompile.cli.checks import check, doctor, init, verify
 from autocompile.cli.output import say
 from autocompile.cli.record import record
 from autocompile.cli.runs import export, list_runs, show
-from autocompile.cli.suite import suite
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
+from autocompile.suite.command import suite
 
 _Mistake: Any = (
     typer.BadParameter.__base__

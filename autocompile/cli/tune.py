@@ -14,7 +14,7 @@ from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.settings.option import CHOSEN, COMMON, FACTOR
 
 if TYPE_CHECKING:
-    from autocompile.commands.cluster import OnCluster
+    from autocompile.cluster.tune_all import OnCluster
 
 _DRY = "list what would be tried, and what not and why"
 DryRun = Annotated[bool, options.switch("--dry-run", _DRY, COMMON)]
@@ -59,7 +59,7 @@ def tune(
         )
         return
     if request.ray is not None:
-        from autocompile.commands.cluster import tune_all
+        from autocompile.cluster.tune_all import tune_all
 
         _end_all(tune_all(request, progress), require_speedup, as_json, verbose)
         return

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 import autocompile
-from autocompile.cluster.executor import Link, Message
+from autocompile.cluster.dispatch import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import UsageError
 

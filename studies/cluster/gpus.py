@@ -21,7 +21,7 @@ from typing import Any
 
 import autocompile
 from autocompile.cluster.links import connected, places_of
-from autocompile.commands.cluster import tune_all
+from autocompile.cluster.tune_all import tune_all
 from autocompile.result import Result
 
 ROOT = Path(__file__).resolve().parents[2]

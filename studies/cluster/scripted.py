@@ -16,7 +16,7 @@ from fakes import FakeExecutor, Script, ScriptedStations, measured, probed
 
 import autocompile
 from autocompile.api import Parts, tune_with
-from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.dispatch import ClusterExecutor
 from autocompile.progress import Progress
 from autocompile.request import Request
 

@@ -19,7 +19,7 @@ from conftest import _alive_with, assert_nothing_left
 
 import autocompile
 from autocompile.cluster import executor
-from autocompile.commands.cluster import OnCluster, tune_all
+from autocompile.cluster.tune_all import OnCluster, tune_all
 from autocompile.execute.exclusive import held
 from autocompile.request import Request
 from autocompile.store.record import Record, RunFolder

@@ -24,8 +24,8 @@ from conftest import TARGETS
 from autocompile.cluster import executor
 from autocompile.cluster.links import Pipe, places_of, restored, side_by_side
 from autocompile.cluster.station import Station, StationFolder
+from autocompile.cluster.tune_all import shipment_of
 from autocompile.cluster.wire import Do, Say, decode, encode, sent_job
-from autocompile.commands.cluster import shipment_of
 from autocompile.errors import RunError, UsageError
 from autocompile.execute import exclusive as lock
 from autocompile.execute.executor import Ended, Ending, Job

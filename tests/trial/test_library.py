@@ -17,7 +17,7 @@ import pytest
 import torch
 from in_process import Try
 
-from autocompile.commands.cluster import shipment_of
+from autocompile.cluster.tune_all import shipment_of
 from autocompile.errors import TargetError
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.record import Outcome

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.cluster.executor import ClusterExecutor, Interrupts
+from autocompile.cluster.dispatch import ClusterExecutor, Interrupts
 from autocompile.cluster.links import CPU, connected, places_of, side_by_side
 from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress

@@ -506,7 +506,7 @@ def _on_cluster(
     request: Request, parts: api.Parts, machines: Machines, say: Callable[[str], None]
 ) -> Mapping[str, Report]:
     """Tune a member on the stations; its reports by their types of machines."""
-    from autocompile.commands.cluster import tune_all
+    from autocompile.cluster.tune_all import tune_all
 
     outcome = tune_all(request, str(parts.progress), machines)
     for kind, error in outcome.errors.items():

@@ -19,15 +19,15 @@ from recorded_runs import said
 from scripts import is_eager, is_raced
 
 from autocompile.api import Parts
-from autocompile.commands.suite import Runner, members_of, run_suite
 from autocompile.errors import NothingWorked, RunError, TargetError, UsageError
 from autocompile.estimate.intervals import Interval
-from autocompile.report.suite import differences, document, to_csv, to_markdown
 from autocompile.request import Request
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
 from autocompile.store.report import Member, Report, Row, Suite, Tried, rows_of
+from autocompile.suite.runner import Runner, members_of, run_suite
+from autocompile.suite.tables import differences, document, to_csv, to_markdown
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
 MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"

@@ -68,12 +68,12 @@ def suite(
       autocompile suite list.toml --fixed --backend inductor,cudagraphs --batch-size 1,4,16
     """
     from autocompile.api import Parts
-    from autocompile.commands.suite import run_suite
-    from autocompile.report import suite as shown
     from autocompile.report.page import as_page
     from autocompile.report.terminal import Page
     from autocompile.request import Request
     from autocompile.store.report import Suite
+    from autocompile.suite import tables as shown
+    from autocompile.suite.runner import run_suite
 
     if require not in (None, "no-regression") or (require and compare is None):
         raise UsageError(

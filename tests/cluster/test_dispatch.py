@@ -12,7 +12,7 @@ from fakes import FakeExecutor, ScriptedStations, failed, probed
 from scripts import SPACE, Listener, script, tune
 
 import autocompile
-from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.dispatch import ClusterExecutor
 from autocompile.cluster.links import _RayLink
 from autocompile.cluster.wire import Do, Say, encode
 from autocompile.errors import RunError, UsageError
