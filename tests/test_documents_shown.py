@@ -11,6 +11,7 @@ from conftest import ROOT
 from recorded_runs import shown
 
 from autocompile.commands.runs import read_report
+from autocompile.estimate.intervals import Interval, between_runs
 
 STUDIES = ROOT / "studies"
 FIRST_RUNS = STUDIES / "first_runs"
@@ -19,7 +20,7 @@ _WORDS = re.compile(r"<text[^>]*>([^<]*)")
 
 
 @pytest.mark.parametrize(
-    "run", ["first_runs/cpu/ppo_breakout", "gpu/tunes/gpt2_step_normal"]
+    "run", ["first_runs/cpu_xeon/ppo_breakout", "gpu/tunes/gpt2_step_normal"]
 )
 def test_the_readme_shows_answers_as_recorded(run: str) -> None:
     report = read_report(STUDIES / f"{run}.json")
@@ -27,6 +28,15 @@ def test_the_readme_shows_answers_as_recorded(run: str) -> None:
     seen = [line.split() for line in README.splitlines()]
     for row in answer:
         assert row.split() in seen
+
+
+def test_the_readme_s_intervals_are_as_wide_as_those_of_this_version() -> None:
+    narrowest = between_runs(Interval(1.0, 1.0, 1.0))
+    shown = re.findall(r"× \[([\d.]+), ([\d.]+)\]", README)
+    assert len(shown) == 3
+    for low, high in shown:
+        least, most = float(low) - 0.005, float(high) + 0.005  # as they were rounded
+        assert most / least >= narrowest.high / narrowest.low
 
 
 @pytest.mark.parametrize("width", screens.WIDTHS)
