@@ -6,12 +6,12 @@ import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from autocompile.errors import UsageError
+from autocompile.errors import RunError, UsageError
 from autocompile.estimate.limits import Limits
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
@@ -52,8 +52,8 @@ from autocompile.space.space import (
 )
 from autocompile.store import runs
 from autocompile.store.files import write_json
-from autocompile.store.reading import known
-from autocompile.store.record import RunFolder
+from autocompile.store.reading import made
+from autocompile.store.record import Record, RunFolder
 from autocompile.store.targets import library_model, target_spec
 
 __all__ = ["load", "tune"]
@@ -177,12 +177,17 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
         request, probes = bench.probe(request, parts.machine)
         run = _described(folder, request, probes, bench)
         spaces = spaces_of(request, probes)
-        sizes = first_sizes(spaces, request, run["target"])
-        run["batch_sizes"] = sizes
+        # Settled once: what the search goes for first is what the answer is about.
+        settled = first_sizes(spaces, request, run["target"])
+        sizes = run.setdefault("batch_sizes", settled)
         study = _study(request, run, spaces, sizes, bench)
         counts = {n: f"{len(s.settings)} settings" for n, s in spaces.items()}
         bench.progress.searching(counts, bench.deadlines)
-        write_json(folder.run_json, run)  # from here on it can be resumed and shown
+        # From here on it can be resumed and shown. Whoever reads it before its end, or after
+        # it was killed, sees that it has not ended and that the rest is not known.
+        run["interrupted"] = True
+        run["spaces"] = _accounts(spaces, study.records, None, {})
+        write_json(folder.run_json, run)
         race, interrupts = Race(study, request.limits, sizes), study.interrupts
         # From here on Ctrl-C ends what runs, and never what is written about it.
         with interrupts:
@@ -223,17 +228,27 @@ def _concluded(
     records, facts = folder.read()
     if facts:
         bench.progress.warning("; ".join(facts))
-    run["spaces"] = {
-        name: {
-            **one.account(records),
-            "rest": None if rest is None else rest.get(name, []),
-            "unseen": unseen.get(name, []),
-        }
-        for name, one in spaces.items()
-    }
+    run["spaces"] = _accounts(spaces, records, rest, unseen)
     run["wall_s"] = run.get("wall_s", 0.0) + bench.deadlines.spent_s
     write_json(folder.run_json, run)
     return write_result(folder, run, records, request.limits)
+
+
+def _accounts(
+    spaces: Mapping[str, Space],
+    records: Sequence[Record],
+    rest: Mapping[str, Sequence[Mapping[str, Any]]] | None,
+    unseen: Mapping[str, Sequence[str]],
+) -> dict[str, dict[str, Any]]:
+    """What ``run.json`` says of each phase's settings; ``rest``: None where it is not known."""
+    return {
+        phase: {
+            **space.account(records),
+            "rest": None if rest is None else list(rest.get(phase, ())),
+            "unseen": list(unseen.get(phase, ())),
+        }
+        for phase, space in spaces.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -383,5 +398,11 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    limits = Limits(**known(Limits, data["request"].get("limits", {})))
-    return make_result(folder, data, records, limits, "; ".join(facts))
+    try:
+        limits = made(Limits, data["request"].get("limits", {}), "limits")
+        return make_result(folder, data, records, limits, "; ".join(facts))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{folder.run_json} is damaged, or was written by a newer version: {error}",
+            hint="pip install --upgrade torch-autocompile   (if a newer version wrote it)",
+        ) from None

@@ -12,7 +12,9 @@ class ExitCode(IntEnum):
     """Exit codes of the ``autocompile`` command."""
 
     DONE = 0  # also if eager is best
-    GATE = 1  # a gate such as ``--require-speedup`` failed, or nothing worked, eager included
+    # A gate such as ``--require-speedup`` failed, or there is no answer: nothing worked, eager
+    # included, or the time was over before anything compiled had ended.
+    GATE = 1
     USAGE = 2  # the request or the target is invalid
     INTERNAL = 3  # a defect in autocompile
     INTERRUPTED = 130  # Ctrl-C; the report of the finished trials has been written

@@ -92,7 +92,7 @@ def tune(target: str, context: Context, **options: Any) -> Any:
     target: model.py, PATH:NAME or package.module:NAME; an nn.Module, an RLlib AlgorithmConfig, or a
     file with get_model() and get_inputs(batch_size); or without a file timm:NAME,
     torchvision:NAME, transformers:CLASS or diffusers:CLASS. Returns the report:
-    phases.NAME.best and .verdict say what to use, and the export tool gives the code.
+    phases.NAME.answer says what to use, and the export tool gives the code.
     """
     request = Request.of(target_spec(target), options)
     return api.tune_with(request, api.Parts(progress=_Progress(context))).to_dict()

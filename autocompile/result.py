@@ -26,7 +26,6 @@ from autocompile.store.files import write_json, write_text
 from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report
-from autocompile.store.resuming import resuming
 
 Model = TypeVar("Model")
 
@@ -39,7 +38,8 @@ class Result:
         config: its settings.
         speedup: its speed-up over eager, with a 95 % interval.
         report: all of it, typed.
-        verdict: ``faster``, ``keep_eager`` or ``failed``, for every phase.
+        verdict: ``faster``, ``within_limits`` (eager mode breaks a limit, this setting keeps them),
+            ``keep_eager``, ``unknown`` (nothing compiled has ended) or ``failed``, of every phase.
         trials: all trials of the run.
         environment: versions and machine.
         interrupted: the run was stopped early.
@@ -53,23 +53,26 @@ class Result:
         self.interrupted = report.interrupted
         self.run_dir = report.run_dir
         self.notice = report.notice
-        self.verdict: dict[str, str] = {
-            name: p.verdict for name, p in report.phases.items()
-        }
-        best = {name: p.best for name, p in report.phases.items() if p.best}
+        answers = {name: phase.answer for name, phase in report.phases.items()}
+        self.verdict: dict[str, str] = {n: a.verdict for n, a in answers.items()}
+        best = {name: a.best for name, a in answers.items() if a.best}
         by_number = {r.number: r for r in trials}
         self.best: dict[str, Record] = {n: by_number[b.number] for n, b in best.items()}
-        self.config = {n: CompileConfig.from_dict(b.config, n) for n, b in best.items()}
-        self.speedup = {n: b.speedup for n, b in best.items()}
+        self.config: dict[str, CompileConfig] = {n: b.config for n, b in best.items()}
+        self.speedup: dict[str, Interval] = {n: b.speedup for n, b in best.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
         """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
-        phase_result = self.report.phases[phase]
-        best = phase_result.best
-        sure = (
-            best is not None and phase_result.is_faster and best.confirmed_processes > 1
-        )
-        return sure and self.speedup[phase].low >= factor
+        answer = self.report.phases[phase].answer
+        best = answer.best
+        if best is None or not answer.is_faster or best.confirmed_processes < 2:
+            return False
+        return best.speedup.low >= factor
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether any phase has a result: ``unknown`` and ``failed`` are none."""
+        return bool(self.best)
 
     @property
     def kwargs(self) -> dict[str, dict[str, Any]]:
@@ -190,10 +193,11 @@ def demand_some(result: Result, run: Mapping[str, Any]) -> None:
     first = next(iter(result.report.phases.values()))
     rows = first.failures[:1]
     words = [f"most often: {r.message} ({r.count} ×) · log: {r.log}" for r in rows]
-    what, hint = f"no setting and no eager run worked: {first.reason}", None
-    if next(iter(run["spaces"].values()))["untried"]:
-        what = f"there is no result: {first.reason}"
-        hint = f"{resuming(run, result.run_dir)} with a longer --budget, or none"
+    reason = first.answer.reason
+    what, hint = f"no setting and no eager run worked: {reason}", None
+    if any(trial.ok for trial in first.trials):  # what works breaks the limits
+        what, words = f"there is no result: {reason}", []
+        hint = "looser limits, or other batch sizes"
     elif rows and rows[0].outcome is Outcome.TIMEOUT:
         hint = "the same command with a longer --timeout, if a call or a compile needs more time"
     raise NothingWorked(what, *words, hint=hint)

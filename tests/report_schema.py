@@ -68,8 +68,8 @@ def of(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_field(name: str, kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    """A setting is kept as it was written; it has the keys of a CompileConfig."""
-    if name != "config":
+    """A setting has the keys of a CompileConfig."""
+    if kind is not CompileConfig:
         return of(kind, parts)
     keys: dict[str, Any] = {key: {} for key in CompileConfig().to_dict()}
     return {"type": "object", "properties": keys, "additionalProperties": False}

@@ -102,6 +102,7 @@ WINGS = {
     "suite": {
         "__init__": "commands",
         "runner": "commands",
+        "rows": "report",
         "tables": "report",
         "command": "cli",
     },

@@ -117,7 +117,7 @@ def test_a_model_is_tuned_and_verified_with_progress(scripted: Path) -> None:
         server=("server.py",),
     )
     report = json.loads(text(tuned))
-    assert report["phases"]["forward"]["verdict"] == "faster"
+    assert report["phases"]["forward"]["answer"]["verdict"] == "faster"
     assert report == json.loads(said("show", "last", "--json"))
     assert [spent for spent, _ in lines] == sorted(spent for spent, _ in lines)
     assert any("race of forward" in message for _, message in lines)

@@ -58,8 +58,8 @@ def show_result(report: Any, run: str, as_json: bool, verbose: bool) -> None:
         if verbose:
             render_trials(report, console)
         use, then = use_line(report, run), ""
-        is_faster = any(phase.is_faster for phase in report.phases.values())
-        if is_faster and "autocompile export" not in use:
+        has_code = any(p.answer.changes_something for p in report.phases.values())
+        if has_code and "autocompile export" not in use:
             others = ", ".join(
                 f"--to {name}" for name in report.exports if name != "json"
             )

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError, UsageError
-from autocompile.execute.job import is_held
+from autocompile import api
+from autocompile.errors import AutocompileError, RunError, UsageError
 from autocompile.store import runs
 from autocompile.store.record import RunFolder
-from autocompile.store.report import Report
+from autocompile.store.report import Answer, Report
 
 
 def listed(under: Path) -> list[dict[str, Any]]:
     """A row for each run in a folder, the most recently changed last.
 
     ``state`` is ``done``, ``interrupted``, ``running`` or ``unreadable``, with the reason as
-    ``message``. ``phases`` holds the ``verdict`` of each (None before there is a report), and of
-    its best setting ``speedup`` and ``batch_size``.
+    ``message``. ``phases`` holds of each the ``verdict``, ``confidence``, ``speedup`` and
+    ``batch_size`` of its answer, made of the records as ``show`` makes it.
     """
     if not under.is_dir():
         raise RunError(
@@ -46,27 +45,25 @@ def _run(folder: RunFolder, name: str) -> dict[str, Any]:
         "phases": {},
     }
     try:
-        run = folder.read_run()
-        row["target"] = run["request"]["target"]
-        row["phases"] = {name: _answer({}) for name in run["phases"]}
-    except RunError as error:
+        report = api.load(folder.path).report
+    except AutocompileError as error:
         return {**row, "message": error.what}
-    except (KeyError, TypeError):
-        return {**row, "message": f"{folder.run_json} is damaged"}
-    stopped = "interrupted" if run.get("interrupted", True) else "done"
-    row["state"] = "running" if is_held(folder) else stopped
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        report = json.loads((folder.path / "report.json").read_text("utf-8"))
-        row["phases"] = {
-            name: _answer(phase) for name, phase in report["phases"].items()
-        }
-    return row
+    state = "interrupted" if report.interrupted else "done"
+    return {
+        **row,
+        "target": report.target.spec,
+        "state": "running" if report.running else state,
+        "phases": {name: _row(phase.answer) for name, phase in report.phases.items()},
+    }
 
 
-def _answer(phase: Mapping[str, Any]) -> dict[str, Any]:
-    best = phase.get("best") or {}
-    names = ("speedup", "batch_size")
-    return {"verdict": phase.get("verdict"), **{name: best.get(name) for name in names}}
+def _row(answer: Answer) -> dict[str, Any]:
+    return {
+        "verdict": answer.verdict,
+        "confidence": answer.confidence,
+        "speedup": answer.gain.to_dict() if answer.gain else None,
+        "batch_size": answer.batch_size,
+    }
 
 
 def read_report(path: Path) -> Report:
@@ -78,7 +75,7 @@ def read_report(path: Path) -> Report:
             f"cannot read {path}: {error.strerror or error}",
             hint="autocompile list   (shows the runs that there are)",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if isinstance(report, dict) and "autocompile_settings" in report:
         raise UsageError(

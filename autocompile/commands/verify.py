@@ -14,7 +14,7 @@ from autocompile.estimate.candidates import ONE
 from autocompile.progress import Progress
 from autocompile.request import Request, found_interpreters
 from autocompile.result import Result
-from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.config import EAGER
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.record import Outcome
@@ -169,22 +169,20 @@ _UNDECIDED = (
 def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:
     config, size = choice.config, choice.batch_size
     base = Check(phase, size, config.label(), "open", was=choice.speedup)
-    searched = [
-        t
-        for t in result.searched
-        if t.batch_size == size and t.outcome not in _UNDECIDED
-    ]
-    by_config = {CompileConfig.from_dict(t.config): t for t in searched}
+    searched = {
+        trial.config: trial
+        for trial in result.searched
+        if trial.batch_size == size and trial.outcome not in _UNDECIDED
+    }
     for one in (config, EAGER):  # without eager mode nothing is compared
-        if (failed := by_config.get(one)) and not failed.ok:
+        if (failed := searched.get(one)) and not failed.ok:
             message = f"{failed.outcome.value} in {failed.step.value}: {failed.message}"
             named = message if one == config else f"eager mode: {message}"
             return replace(base, verdict="failed", message=named)
-    trial = by_config.get(config)
+    trial = searched.get(config)
     if trial is None:
         return replace(base, message="there was no time to try it")
-    is_eager = config == EAGER
-    now = ONE if is_eager else trial.speedup
+    now = ONE if config == EAGER else trial.speedup
     base = replace(
         base,
         speedup=now.to_dict() if now else None,
@@ -192,15 +190,14 @@ def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:
         recompiles=trial.recompiles,
         compile_s=trial.compile_s,
     )
-    row = next((row for row in result.sizes if row.batch_size == size), None)
-    if row is None:
-        return replace(base, message="it was not confirmed")
-    winner = next(t for t in result.trials if t.number == row.number)
-    best = CompileConfig.from_dict(winner.config) if row.is_faster else EAGER
-    if best == config or (row.is_faster and winner.duplicate_of == trial.number):
-        gain = ONE if is_eager else row.speedup
-        return replace(base, verdict="fastest", speedup=gain.to_dict())
-    message = f"{best.label()} is as fast or faster here"
-    return replace(
-        base, verdict="eager" if best == EAGER else "default", message=message
-    )
+    answer = next((a for a in result.answers if a.batch_size == size), None)
+    if answer is None or answer.best is None:
+        reason = answer.reason if answer else "it was not confirmed"
+        is_failed = answer is not None and answer.verdict == "failed"
+        return replace(base, verdict="failed" if is_failed else "open", message=reason)
+    best = answer.best
+    if best.config == config or trial.number in best.same_code:
+        return replace(base, verdict="fastest", speedup=best.speedup.to_dict())
+    message = f"{best.config.label()} is as fast or faster here"
+    is_eager = best.config == EAGER
+    return replace(base, verdict="eager" if is_eager else "default", message=message)

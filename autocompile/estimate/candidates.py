@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from autocompile.estimate.intervals import (
     Interval,
@@ -32,7 +33,8 @@ class Candidate:
     """One setting, or the plainest of several with the same code, with its measurements."""
 
     record: Record  # its search trial
-    # Over eager in this run, at the same batch size, including the cost of new weights.
+    # Over eager in this run, at the same batch size, including what new weights and, with
+    # a horizon, compiling cost.
     speedup: Interval
     eager_call_s: float  # of a call at this batch size, over all processes
     logs: Mapping[int, float] = field(default_factory=dict)  # set to log speed-up
@@ -45,6 +47,8 @@ class Candidate:
     tries: int = 0  # sets in which it was, those that are left out or failed included
     # Seconds of a call in every set, also those left out.
     processes: tuple[float, ...] = ()
+    # The speed-up of a call alone, without the costs above; None where there are none.
+    of_a_call: float | None = None
 
     @property
     def sets(self) -> int:
@@ -53,7 +57,14 @@ class Candidate:
 
     @property
     def call_s(self) -> float:
-        return self.eager_call_s / self.speedup.value
+        """Seconds of a call alone, as a program waits for it: no costs are shared out."""
+        return self.eager_call_s / (self.of_a_call or self.speedup.value)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds to compile on a cold cache; eager mode compiles nothing."""
+        is_eager = self.record.config.is_eager
+        return 0.0 if is_eager else self.record.compile_s or 0.0
 
     @property
     def reported(self) -> Interval:
@@ -85,22 +96,40 @@ class Candidate:
         measured = self.record.measurement
         return measured is not None and "eager_slowed" in measured.flags
 
+    def against(self, limits: Limits) -> list[Bound]:
+        """What the limits are about, as it is here."""
+        record = self.record
+        is_eager = record.config.is_eager
+        compile_s = 0.0 if is_eager else record.compile_s
+        bounds = [
+            Bound("--max-latency", self.latency_s(100), limits.latency_s),
+            Bound("--max-memory", record.peak_memory_bytes, limits.memory_bytes),
+            Bound("--max-compile-time", compile_s, limits.compile_s),
+        ]
+        for name, most in limits.percentiles.items():
+            seen = self.latency_s(PERCENTILES[name])
+            bounds.append(Bound(f"--max-latency {name}", seen, most))
+        return [bound for bound in bounds if bound.most is not None]
+
     def keeps(self, limits: Limits) -> bool:
-        if not self.record.is_known_to_pay:
-            return False
-        is_eager = self.record.config.is_eager
-        pairs = (
-            (self.latency_s(100), limits.latency_s),
-            *(
-                (self.latency_s(PERCENTILES[n]), most)
-                for n, most in limits.percentiles.items()
-            ),
-            (self.record.peak_memory_bytes, limits.memory_bytes),
-            (0.0 if is_eager else self.record.compile_s, limits.compile_s),
-        )
-        return all(
-            most is None or (seen is not None and seen <= most) for seen, most in pairs
-        )
+        """Whether it may be chosen: within the limits, and known to pay."""
+        is_within = all(bound.is_kept for bound in self.against(limits))
+        return is_within and self.record.is_known_to_pay
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit beside what a setting reaches, in seconds or bytes."""
+
+    option: str
+    seen: float | None  # None: not known, which does not keep it
+    most: float | None
+
+    @property
+    def is_kept(self) -> bool:
+        if self.most is None:
+            return True
+        return self.seen is not None and self.seen <= self.most
 
 
 def candidates(records: Iterable[Record]) -> list[Candidate]:
@@ -146,12 +175,14 @@ def _candidate(
     refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
     record = dataclasses.replace(members[0], refresh_s=refresh_s)
     logs, blocks, processes, slow = {}, {}, [], left_out(again)
+    alone = []  # log speed-ups of calls, without costs
     for r in again:
         if r.measurement is None:
             continue
         processes.append(whole_call_s(r.measurement, record))
         if r.race is not None and r.race not in slow:
             over = eager.over_default(r, r.measurement)
+            alone.append(math.log(over))
             logs[r.race] = math.log(with_costs(over, record, eager.of_process(r)))
             blocks[r.race] = (
                 r.detail.get("raced_in", r.number),
@@ -165,6 +196,11 @@ def _candidate(
     elif logs:
         speedup = of_sets(list(logs.values()), searched)
     warm = [r.compile_s for r in again if r.compile_s is not None]
+    of_a_call = None
+    if extra_s(record) and not record.config.is_baseline:
+        assert record.measurement is not None
+        searched_alone = math.log(eager.over_default(record, record.measurement))
+        of_a_call = math.exp(fmean(alone or [searched_alone]))
     return Candidate(
         record=record,
         speedup=speedup,
@@ -176,6 +212,7 @@ def _candidate(
         warm_compile_s=median(warm) if warm else None,
         slow_sets=len(slow),
         processes=tuple(processes),
+        of_a_call=of_a_call,
     )
 
 
@@ -201,10 +238,15 @@ def extra_s(record: Record) -> float:
 
     Compiling counts where it is known for how many calls a program lives.
     """
-    refresh_s, calls, passes = record.refresh_s, record.calls_per_update, record.horizon
+    compile_s, passes = record.compile_s or 0.0, record.horizon
+    return refreshing_s(record) + (compile_s / passes if passes else 0.0)
+
+
+def refreshing_s(record: Record) -> float:
+    """The share of a call in what a change of constant weights costs."""
+    refresh_s, calls = record.refresh_s, record.calls_per_update
     a_pass = sum(kind.calls for kind in record.kinds or ()) or 1  # is what is measured
-    refreshes = refresh_s * a_pass / calls if refresh_s and calls else 0.0
-    return refreshes + ((record.compile_s or 0.0) / passes if passes else 0.0)
+    return refresh_s * a_pass / calls if refresh_s and calls else 0.0
 
 
 def whole_call_s(measured: Measurement, record: Record) -> float:

@@ -11,7 +11,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autocompile.estimate.candidates import ONE, Candidate, candidates, extra_s, of_sets
+from autocompile.estimate.candidates import (
+    ONE,
+    Candidate,
+    candidates,
+    extra_s,
+    of_sets,
+    refreshing_s,
+)
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.estimate.limits import Limits
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -65,52 +72,64 @@ def _is_late(c: Candidate) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """The best setting at one batch size of a phase."""
+    """The best setting at one batch size of a phase, of those that keep the limits."""
 
     best: Candidate  # the plainest of the best; eager if nothing is faster
     ties: tuple[Candidate, ...]  # ``best``, then those equal to it
-    rivals: tuple[Candidate, ...]  # all others that worked, fastest first
-    # (candidate, largest possible gain as a fraction) of those that may be more than 2 % better;
-    # empty if decided.
+    rivals: tuple[Candidate, ...]  # all others that may be chosen, fastest first
+    # (candidate, largest possible gain as a fraction) of those that may be more than 2 %
+    # better; empty if decided.
     open: tuple[tuple[Candidate, float], ...]
-    ceiling: float  # largest gain over ``best`` that any tried setting may have (95 %)
-    # The same of those beside which eager ran slower, so that a race of them would settle nothing.
+    # Largest gain over ``best`` that any other tried setting may have (95 %); None where
+    # there is no other.
+    ceiling: float | None
+    # The same as ``open`` of those beside which eager ran slower, so that a race of them
+    # would settle nothing.
     doubtful: tuple[tuple[Candidate, float], ...] = ()
+    keeps_eager: bool = True  # whether eager mode keeps the limits
 
     @property
     def is_faster(self) -> bool:
-        return not self.best.record.config.is_baseline
+        """Whether ``best`` beats eager with the whole interval that a user reads."""
+        return not self.best.record.config.is_baseline and self.best.reported.low > 1
+
+    @property
+    def least(self) -> float:
+        """The speed-up that a setting has to exceed: any, where eager may not be chosen."""
+        return 1.0 if self.keeps_eager else 0.0
 
 
 def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision | None:
-    """The best candidate of one batch size; None if eager mode was not measured.
+    """The best candidate of one batch size that keeps the limits.
 
-    Raced settings precede those only searched, since the best of many single figures is biased
-    upwards; where none of them is faster than eager, one that was found after the race and is more
-    than a tenth faster counts. The best must beat eager with the whole interval that a user reads,
-    which counts that runs are apart: a gain of less than 3 % is none. What makes eager slower
-    beside it is never the best; whether it is faster stays open.
+    Raced settings precede those only searched, since the best of many single figures is
+    biased upwards; where none of them is faster than eager, one that was found after the
+    race and is more than a tenth faster counts. The best must beat eager with the whole
+    interval that a user reads, which counts that runs are apart: a gain of less than 3 %
+    is none. Where eager breaks a limit, the fastest setting that keeps them is the best,
+    even below 1. What makes eager slower beside it is never the best; whether it is faster
+    stays open.
+
+    Returns:
+        None if eager mode was not measured, or if nothing keeps the limits.
     """
+    limits = limits or Limits()
     eager = next((c for c in found if c.record.config.is_baseline), None)
     if eager is None:
         return None
-    rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
-    doubtful = [c for c in rivals if c.slows_eager]
-    rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
-    raced = [c for c in rivals if c.sets]
-    faster = [c for c in raced or rivals if c.reported.low > 1]
-    if not faster:
-        faster = [c for c in rivals if _is_late(c)]
-    equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
-    cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
-    ties = sorted(equals, key=lambda c: plainness(c, cheapest_s))
+    keeps_eager = eager.keeps(limits)
+    allowed = [c for c in found if c is not eager and c.keeps(limits)]
+    doubtful = [c for c in allowed if c.slows_eager]
+    rivals = sorted((c for c in allowed if c not in doubtful), key=_speed, reverse=True)
+    ties = _ties(rivals, keeps_eager)
+    if not ties and not keeps_eager:
+        return None
     best = ties[0] if ties else eager
-    others = [
-        (c, compare(c, best)) for c in (*rivals, *doubtful, eager) if c is not best
-    ]
-    # Settings that lost in the search are not raced, but count for the ceiling.
-    raceable = [(c, r) for c, r in others if c.sets or r.value > 1]
-    beyond = [(c, r.high - 1) for c, r in raceable if r.high > 1 + ZONE]
+    others = [c for c in (*rivals, *doubtful) if c is not best]
+    if keeps_eager and best is not eager:
+        others.append(eager)
+    compared = [(c, compare(c, best)) for c in others]
+    beyond = [(c, r.high - 1) for c, r in compared if _may_win(c, r)]
     beyond.sort(key=lambda pair: -pair[1])
     return Decision(
         best=best,
@@ -118,8 +137,31 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
         rivals=tuple(c for c in rivals if c is not best),
         open=tuple(pair for pair in beyond if pair[0] not in doubtful),
         doubtful=tuple(pair for pair in beyond if pair[0] in doubtful),
-        ceiling=max((r.high - 1 for _, r in others), default=0.0),
+        ceiling=max((r.high - 1 for _, r in compared), default=None),
+        keeps_eager=keeps_eager,
     )
+
+
+def _ties(rivals: Sequence[Candidate], keeps_eager: bool) -> list[Candidate]:
+    """The best of those that may be chosen and its equals, the plainest first."""
+    raced = [c for c in rivals if c.sets] or list(rivals)
+    eligible = [c for c in raced if not keeps_eager or c.reported.low > 1]
+    if not eligible:
+        eligible = [c for c in rivals if _is_late(c)]
+    equals = [c for c in eligible if compare(eligible[0], c).value <= 1 + SAME]
+    cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
+    return sorted(equals, key=lambda c: plainness(c, cheapest_s))
+
+
+def _may_win(c: Candidate, over_best: Interval) -> bool:
+    """Whether a setting may still be more than 2 % better than the best.
+
+    One that lost in the search by a single process is expected to lose again. Where its
+    own interval reaches beyond what single processes differ by, it has not lost.
+    """
+    if c.sets or over_best.value > 1:
+        return over_best.high > 1 + ZONE
+    return over_best.high > 1 + _MUCH
 
 
 def decide_all(
@@ -135,16 +177,17 @@ def decide_all(
 
 
 def as_calls_grow(
-    found: Sequence[Candidate], limits: Limits, passes: float
+    found: Sequence[Candidate], limits: Limits
 ) -> list[tuple[Candidate, float]]:
     """Which setting takes a program the least time, with compiling, and from how many passes on.
 
     Eager mode is the first; one that is less than 2 % faster than the one before it is left out.
-    The speed-ups in ``found`` count the compile time over ``passes``.
     """
-    eager = [c for c in found if c.record.config.is_baseline]
+    eager = [c for c in found if c.record.config.is_baseline and c.keeps(limits)]
     rivals = [
-        c for c in found if c not in eager and c.keeps(limits) and not c.slows_eager
+        c
+        for c in found
+        if not c.record.config.is_baseline and c.keeps(limits) and not c.slows_eager
     ]
     raced = [c for c in rivals if c.sets]
     late = (
@@ -154,20 +197,19 @@ def as_calls_grow(
     )
     rivals = [*raced, *late] if raced else rivals
 
-    def compile_s(c: Candidate) -> float:
-        return 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
-
     def call_s(c: Candidate) -> float:
-        return c.call_s - compile_s(c) / passes
+        return c.call_s + refreshing_s(c.record)
 
-    turns = [(c, 0.0) for c in eager]
+    # Where eager breaks a limit, the first is what compiles in the least time.
+    first_of_all = eager or sorted(rivals, key=lambda c: (c.compile_s, call_s(c)))[:1]
+    turns = [(c, 0.0) for c in first_of_all]
     while turns:
         now, since = turns[-1]
         faster = [c for c in rivals if call_s(c) * (1 + ZONE) < call_s(now)]
         if not faster:
             break
         after = [
-            max(since, (compile_s(c) - compile_s(now)) / (call_s(now) - call_s(c)))
+            max(since, (c.compile_s - now.compile_s) / (call_s(now) - call_s(c)))
             for c in faster
         ]
         first = min(range(len(faster)), key=lambda n: (after[n], call_s(faster[n])))
@@ -184,7 +226,8 @@ def finalists(decision: Decision) -> list[Candidate]:
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
     every = [c for c in every if not c.record.config.is_baseline]
     raced = [c for c in every if c.sets]
-    chosen = _going_on(decision, raced) if raced else _first(every)
+    least = decision.least
+    chosen = _going_on(decision, raced) if raced else _first(every, least)
     default = [
         c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen
     ]
@@ -193,13 +236,13 @@ def finalists(decision: Decision) -> list[Candidate]:
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
 
 
-def _first(searched: Sequence[Candidate]) -> list[Candidate]:
-    """Before the first set, the fastest of the search."""
+def _first(searched: Sequence[Candidate], least: float) -> list[Candidate]:
+    """Before the first set, the fastest of the search that may exceed ``least``."""
     if not searched:
         return []
     leader = searched[0]
     alive = [c for c in searched if not is_out(c, leader)]
-    chosen = [c for c in alive if c.speedup.high > 1][:_MOST]
+    chosen = [c for c in alive if c.speedup.high > least][:_MOST]
     # Without its fastest part, noise of the search could choose a feature that does nothing.
     features = leader.record.config.features
     parts = [
@@ -214,14 +257,14 @@ def _going_on(decision: Decision, raced: Sequence[Candidate]) -> list[Candidate]
     chosen = [
         c
         for c in raced
-        if c.speedup.high > 1
+        if c.speedup.high > decision.least
         and not is_out(c, leader)
         and (
             c in (leader, decision.best)
             or (c.tries < SETS[1] and (c.sets < SETS[0] or c in may_win))
         )
     ]
-    late = [decision.best] if decision.is_faster else []
+    late = [] if decision.best.record.config.is_baseline else [decision.best]
     new = [c for c in (*late, *may_win) if not c.tries]
     return chosen + new[: max(0, _MOST - len(chosen))]
 
@@ -234,9 +277,8 @@ def is_out(candidate: Candidate, leader: Candidate) -> bool:
 
 def plainness(c: Candidate, cheapest_s: float) -> tuple[bool, int, float]:
     """Sort key for equal settings: cheap to compile first, then few changes to torch's defaults."""
-    compile_s = 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
-    is_clearly_longer = compile_s > 1.25 * cheapest_s + 0.25
-    return is_clearly_longer, c.record.config.changes(), compile_s
+    is_clearly_longer = c.compile_s > 1.25 * cheapest_s + 0.25
+    return is_clearly_longer, c.record.config.changes(), c.compile_s
 
 
 def _speed(c: Candidate) -> float:

@@ -56,6 +56,12 @@ class Interval:
     def to_dict(self) -> dict[str, float]:
         return {"value": self.value, "low": self.low, "high": self.high}
 
+    def demand_positive(self, name: str) -> None:
+        """Raise a ValueError unless the ends are in order and above 0, as of a ratio."""
+        if not 0 < self.low <= self.value <= self.high:
+            ends = f"{self.value} in [{self.low}, {self.high}]"
+            raise ValueError(f"{name} is {ends}, and has to be above 0")
+
 
 def median(values: Sequence[float]) -> float:
     """The median of one or more numbers."""

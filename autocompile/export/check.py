@@ -45,9 +45,9 @@ def exported_code(
 
 def _choice(cell: Cell, decision: Decision) -> Choice:
     phase, batch_size = cell
-    if not decision.is_faster:
-        return Choice(phase, "keep_eager", None, "")
     config = decision.best.record.config
+    if config.is_baseline:
+        return Choice(phase, "keep_eager", None, "")
     return Choice(phase, "faster", config, "", batch_size=batch_size)
 
 
@@ -61,7 +61,7 @@ def _tuned(run: Mapping[str, Any], decisions: Mapping[Cell, Decision]) -> Tuned:
         phases,
         fingerprint={name: run["environment"].get(name) for name in FINGERPRINT},
         target=run["request"]["target"],
-        own_batch_size=run["target"].get("own_batch_size") or {},
+        batch_sizes={phase: size for phase, size in decisions if size is not None},
         interpreters={
             name: str(other.get("python_path"))
             for name, other in run.get("environments", {}).items()

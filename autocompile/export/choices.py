@@ -14,20 +14,17 @@ from typing import Any
 from autocompile.errors import ExportError
 from autocompile.export.lines import Choice, Facts, is_rl_target
 from autocompile.export.text import comment, one_line
-from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.config import CompileConfig
 from autocompile.store import runs
 from autocompile.store.report import PhaseResult, Report
 
 
 def choices(report: Report) -> dict[str, Choice]:
-    """The choice of each phase: the report's best, which is at the target's own batch size.
-
-    The report is about another batch size only where that one was not measured.
-    """
+    """The choice of each phase: the report's answer, at the batch size that it is about."""
     found = {
         name: _choice(report, name, phase) for name, phase in report.phases.items()
     }
-    if all(choice.verdict == "failed" for choice in found.values()):
+    if not any(choice.works for choice in found.values()):
         raise ExportError(
             "there is nothing to export: no phase has a result",
             *(
@@ -40,26 +37,25 @@ def choices(report: Report) -> dict[str, Choice]:
 
 
 def _choice(report: Report, name: str, phase: PhaseResult) -> Choice:
-    best, reason = phase.answer, phase.reason
+    answer = phase.answer
+    best, size, verdict = answer.best, answer.batch_size, answer.verdict
     if best is None:
-        return Choice(name, "failed", None, reason or "no setting worked")
-    config, size = CompileConfig.from_dict(best.config, name), best.batch_size
+        return Choice(name, verdict, None, answer.reason)
     own, also = report.target.own_size(name), ""
     if own not in (None, size):
         also = f"; this configuration's own batch size {own} was not measured"
-    if not phase.is_faster or config == EAGER:
-        reason = reason or "nothing is faster than eager"
-        return Choice(name, "keep_eager", None, reason + also)
+    if not answer.changes_something:
+        return Choice(name, verdict, None, answer.reason + also, doubt=answer.why)
     speedup, processes = best.speedup, best.confirmed_processes
     gain = f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
     gain += " as fast as eager" + (f" at batch size {size}" if size else "")
     text = f"{gain} (trial {best.number}"
     text += f", confirmed in {processes} fresh processes" if processes else ""
-    there = environment_of(report, config)
+    there = environment_of(report, best.config)
     text += f"); torch {there.get('torch', '(not known)')} on {_machine(report)}"
-    if config.environment != "default":
-        text += f", in the Python environment {config.environment}"
-    return Choice(name, "faster", config, text + also, gain, size, processes)
+    if best.config.environment != "default":
+        text += f", in the Python environment {best.config.environment}"
+    return Choice(name, verdict, best.config, text + also, gain, size, processes)
 
 
 def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:

@@ -80,12 +80,18 @@ class Choice:
     """The result of one phase."""
 
     phase: str
-    verdict: str  # faster, keep_eager or failed
+    verdict: str  # as of its answer
     config: CompileConfig | None  # may also be eager with changes; None: no change
     evidence: str  # a sentence for a comment
     gain: str = ""  # the speed-up over eager in words, with its 95 % interval
     batch_size: int | None = None  # that it is for
     processes: int = 0  # fresh ones that confirmed it
+    doubt: str = ""  # where eager is kept, what keeps that from being sure
+
+    @property
+    def works(self) -> bool:
+        """Whether the phase has a result."""
+        return self.verdict not in ("unknown", "failed")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ those of several phases become one program, as a block or as one line.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autocompile.errors import AutocompileError, ExportError, UsageError
+from autocompile.errors import ExportError
 from autocompile.export.choices import (
     choices,
     command,
@@ -141,7 +141,7 @@ def export(report: Report) -> str:
 
 def _programs(report: Report) -> list[Together]:
     """The programs of a report; a phase that failed asks for nothing."""
-    worked = [c for c in choices(report).values() if c.verdict != "failed"]
+    worked = [c for c in choices(report).values() if c.works]
     return programs(worked, facts_of(report))
 
 
@@ -160,7 +160,7 @@ def _blocks(together: Together, found: Iterable[Choice]) -> list[str]:
     if together.has_names:
         blocks.append(comment(_by_names(together)))
     for choice in found:
-        if choice.verdict == "failed":
+        if not choice.works:
             blocks.append(_evidence(choice) if together.phases else "")
         if choice.phase not in lines:
             continue
@@ -271,9 +271,7 @@ def use_line(report: Report, run: str = "last") -> str:
     try:
         found = choices(report)
     except ExportError:
-        return "nothing to use: no setting worked"
-    except UsageError as error:
-        return f"pip install --upgrade torch-autocompile   ({error.what})"
+        return _nothing_to_use(report)
     faster = [choice for choice in found.values() if choice.config is not None]
     writes = f"     after    autocompile export {run} -o tuned.json"
     if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
@@ -284,9 +282,7 @@ def use_line(report: Report, run: str = "last") -> str:
     except ExportError as error:
         return f"autocompile export {run} --to json   ({error.what})"
     if not faster:
-        worked = [name for name, c in found.items() if c.verdict != "failed"]
-        it = "it" if len(worked) == len(found) else " and ".join(worked)
-        return f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
+        return _leave_uncompiled(found)
     first, *others = _programs(report)
     line = joined(first.statements)
     if refused or others or not line:
@@ -299,11 +295,31 @@ def use_line(report: Report, run: str = "last") -> str:
 # --- a cell of a table --------------------------------------------------------------------------
 
 
+def _nothing_to_use(report: Report) -> str:
+    """Why there is nothing to paste, and what brings something."""
+    answers = [phase.answer for phase in report.phases.values()]
+    unknown = next((a for a in answers if a.verdict == "unknown"), None)
+    if unknown is None:
+        return "nothing to use: no setting worked"
+    then = f"   → {unknown.command}" if unknown.command else ""
+    return f"nothing to use yet: no compiled setting has ended{then}"
+
+
+def _leave_uncompiled(found: Mapping[str, Choice]) -> str:
+    """To keep eager mode, as surely as that is known."""
+    kept = [choice for choice in found.values() if choice.works]
+    it = "it" if len(kept) == len(found) else " and ".join(c.phase for c in kept)
+    doubts = dict.fromkeys(choice.doubt for choice in kept if choice.doubt)
+    if doubts:
+        return f"leave {it} uncompiled so far: {'; '.join(doubts)}"
+    return f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
+
+
 def to_paste(report: Report) -> dict[str, str]:
     """The setting of each phase as code for a table, where it changes something."""
     try:
         found = choices(report)
-    except AutocompileError:  # there is no result, or a setting is of a newer version
+    except ExportError:  # there is no result
         return {}
     facts = facts_of(report)
     cells = {

@@ -44,7 +44,7 @@ _MIXED = {
     "bfloat16": ', mixed_precision="bf16"',
     "float16": ', mixed_precision="fp16"',
 }
-_NOTHING = comment("Nothing is faster than eager mode: leave it as it is.")
+_NOTHING = comment("Nothing was found to be faster than eager mode: leave it as it is.")
 _LIGHTNING = """\
 from pytorch_lightning import Trainer  # or from lightning.pytorch
 
@@ -68,7 +68,7 @@ trainer = Trainer(model, args, callbacks=[TunedCallback("tuned.json")])
 def rllib(report: Report) -> str:
     """RLlib: an AlgorithmConfig whose env runners and learners use the file of settings."""
     found = choices(report)
-    works = [choice for choice in found.values() if choice.verdict != "failed"]
+    works = [choice for choice in found.values() if choice.works]
     used = [choice for choice in works if phase_of(choice.phase).in_rllib]
     if not (is_rl(report) and used):
         what = "this result: the target is not an RLModule"
@@ -168,9 +168,7 @@ def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig,
             ", forward_inference() and forward_train()",
             hint=command(report, "--to rllib"),
         )
-    usable = {
-        name: choice for name, choice in found.items() if choice.verdict != "failed"
-    }
+    usable = {name: choice for name, choice in found.items() if choice.works}
     choice = usable.get(TRAIN_STEP) or usable.get(FORWARD)
     if choice is None:
         raise ExportError(

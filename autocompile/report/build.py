@@ -1,70 +1,47 @@
-"""From records to the report."""
+"""From records to the report: every function here tells one thing of a run.
+
+What is best and how sure that is comes from :mod:`autocompile.estimate.answer`; nothing is
+decided here.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from autocompile.estimate.candidates import (
-    Candidate,
-    candidates,
-    extra_s,
-    whole_call_s,
-    with_costs,
-)
-from autocompile.estimate.decision import (
-    SETS,
-    ZONE,
-    Decision,
-    as_calls_grow,
-    compare,
-    decide_all,
-)
-from autocompile.estimate.intervals import Interval, over_sets, percentile, ratio
+from autocompile.errors import RunError
+from autocompile.estimate.answer import Outlook, Searched, State, answers
+from autocompile.estimate.candidates import Candidate, candidates
+from autocompile.estimate.decision import as_calls_grow
+from autocompile.estimate.figures import every_tried, throughput_of
+from autocompile.estimate.intervals import percentile
 from autocompile.estimate.limits import Limits
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
 from autocompile.request import kept_in
-from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.settings.config import CompileConfig
 from autocompile.settings.option import Kept
 from autocompile.settings.phases import phase_of
 from autocompile.store.calls import PERCENTILES, workload_of
-from autocompile.store.reading import known
+from autocompile.store.reading import known, made
 from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
 from autocompile.store.report import (
-    NOT_TRIED,
-    Best,
-    Confidence,
-    Exported,
+    Answer,
     Failures,
     FromCalls,
     Percentile,
     PhaseResult,
-    Rate,
     Report,
-    SizeRow,
     Target,
-    Throughput,
     Trial,
-    Unit,
     Workload,
+    leading_size,
 )
 from autocompile.store.resuming import resuming
 
-_REFUSED = (
-    "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
-    "--tolerance accepts it and settings like it"
-)
-_SLOWER, _FAULTS = (
-    1.1,
-    50,
-)  # eager mode where freed memory is given back, page faults of a call
-_KEEPS = "MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432"
-_ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
+_GOING_ON_S = 300.0  # budget of the command that goes on with a run
 
 
 def build_report(
@@ -76,17 +53,18 @@ def build_report(
     interrupted: bool = False,
     wall_s: float = 0.0,
 ) -> Report:
-    """The report without its exports, of what ``run.json`` and the records hold."""
+    """The report without its exports, of what ``run.json`` and the records hold.
+
+    Args:
+        interrupted: the run was stopped or killed before its end, or is still running.
+    """
     request, running = run["request"], run.get("running", False)
+    state: State = "running" if running else "stopped" if interrupted else "over"
+    limits = limits or Limits()
     phases = {}
     for name in run["phases"]:
-        phase = _phase(name, records, run, limits or Limits(), run_dir, interrupted)
-        state = state_of(name, records, running) if running or interrupted else ""
-        if state:
-            phase = dataclasses.replace(
-                phase, state=state, verdict="failed", reason=state, best=None
-            )
-        phases[name] = phase
+        mine = [r for r in records if r.phase == name]
+        phases[name] = _Phase(name, mine, run, limits, run_dir, state).result()
     return Report(
         target=Target(**known(Target, {**run["target"], "spec": request["target"]})),
         environment=run["environment"],
@@ -94,7 +72,9 @@ def build_report(
         run_dir=run_dir,
         interrupted=interrupted,
         running=running,
-        **{name: request[name] for name in ("effort", "objective", "seed")},
+        effort=request["effort"],
+        objective=request["objective"],
+        seed=request["seed"],
         tolerance=request.get("tolerance"),
         wall_s=wall_s,
         phases=phases,
@@ -102,269 +82,194 @@ def build_report(
     )
 
 
-def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
-    """Why it is too early for a verdict on a phase of a run that has not ended; else empty."""
-    mine = [r for r in records if r.phase == phase]
-    ended = [r for r in mine if r.outcome is not Outcome.INTERRUPTED]
-    if not mine or (running and not ended):
-        return "not started"
-    if running and all(r.config.is_baseline for r in ended):
-        return "no compiled setting has finished"
-    return ""
+def batch_size_of(
+    phase: str, run: Mapping[str, Any], records: Sequence[Record]
+) -> int | None:
+    """The batch size that a phase's answer is about, as it was settled before the search.
+
+    Of a run that did not keep it, by the same rule and the sizes that were tried.
+    """
+    if phase in (kept := run.get("batch_sizes", {})):
+        size: int | None = kept[phase]
+        return size
+    own = (run["target"].get("own_batch_size") or {}).get(phase)
+    sizes = [r.batch_size for r in records if r.phase == phase]
+    return leading_size(own, sizes, run["request"]["objective"])
 
 
-def _phase(
-    name: str,
-    every_record: Sequence[Record],
-    run: Mapping[str, Any],
-    limits: Limits,
-    run_dir: str,
-    interrupted: bool,
-) -> PhaseResult:
-    mine = [r for r in every_record if r.phase == name]
-    exported = [r for r in mine if r.role == EXPORTED]
-    records = [r for r in mine if r.role != EXPORTED]
-    space = run.get("spaces", {}).get(name, {})
-    device = str(run["environment"].get("device", ""))
-    every = candidates(records)
-    decisions = decide_all(records, limits)
-    size = _leading_size(name, decisions, run)
-    decision = decisions.get(size)
-    allowed = [c for c in every if c.keeps(limits)]
-    verdict, reason = _verdict(decision, every, allowed, records, space)
-    stopped = [r for r in records if r.outcome is Outcome.INTERRUPTED]
-    searched = [r for r in records if r.role == "search"]
-    tried = {
-        r.config
-        for r in searched
-        if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED
-    }
-    settings = space.get("configs", len(tried))
-    missing = ""
-    if verdict == "keep_eager" and (space.get("untried") or stopped):
-        works = any(not c.record.config.is_plain_eager for c in allowed)
-        if not any(_is_tried(r) and r.batch_size == size for r in records):
-            where = "" if size is None else f" at batch size {size}"
-            reason = missing = f"{NOT_TRIED}{where}"
-        elif interrupted or not works:
-            missing = f"{len(tried)} of {settings} settings tried"
-    best = decision.best if decision and verdict != "failed" else None
-    here = [c for c in every if c.record.batch_size == size]
-    rest = [] if missing else space.get("rest", [])
-    plain = [
-        r for r in searched if r.config == DEFAULT_INDUCTOR and r.batch_size == size
-    ]
-    if any(
-        r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain
-    ):
-        missing = missing or _REFUSED
-    sure = (
-        _confidence(decision, missing, rest, run, run_dir)
-        if best and decision
-        else None
-    )
-    notes = [*_notes(every, allowed, space, records), *obstacles(records, device)]
-    workload = workload_of(name, run["target"])
-    kinds, horizon = (
-        (best.record.kinds or ()) if best else (),
-        run["request"].get("horizon"),
-    )
-    a_pass = workload.get("calls", 1)
-    turns = as_calls_grow(here, limits, horizon / a_pass) if horizon else []
-    return PhaseResult(
-        verdict=verdict,
-        workload=Workload(
-            calls=workload["calls"],
-            kinds=workload["kinds"],
-            percentiles=_percentiles(kinds),
+def searched_of(phase: str, run: Mapping[str, Any]) -> Searched:
+    """What the search has said of a phase; nothing, where a run did not come to it."""
+    data = run.get("spaces", {}).get(phase, {})
+    try:
+        return made(Searched, data)  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise RunError(f"run.json is damaged: spaces of {phase}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One phase of a run: what a report says of it."""
+
+    name: str
+    records: Sequence[Record]  # of the phase, exported code included
+    run: Mapping[str, Any]
+    limits: Limits
+    run_dir: str
+    state: State
+
+    def result(self) -> PhaseResult:
+        """All of it."""
+        size = batch_size_of(self.name, self.run, self.records)
+        searched = searched_of(self.name, self.run)
+        outlook = self._outlook(searched)
+        leading, *others = answers(size, self.records, self.limits, outlook).values()
+        found = candidates(self._measured)
+        here = [c for c in found if c.record.batch_size == size]
+        number = leading.best.number if leading.best else None
+        best = next((c for c in here if c.record.number == number), None)
+        tried = self._tried()
+        return PhaseResult(
+            answer=leading,
+            other_sizes=tuple(others),
+            role=phase_of(self.name).role,
+            explanation=tuple(why(best, leading.verdict, found, self._device)),
+            failures=tuple(_failures(self._measured, self.run_dir)),
+            unusable=searched.unusable,
+            dropped=searched.dropped,
+            notes=tuple(self._notes(leading, searched, found)),
+            tried=len(tried),
+            listed=searched.configs,
+            compiled_tried=sum(not config.is_eager for config in tried),
+            compiled_listed=searched.compiled,
+            workload=self._workload(best),
+            horizon=self.run["request"].get("horizon"),
+            as_calls_grow=tuple(self._as_calls_grow(here)),
+            calls=_kinds(best),
+            settings=every_tried(self.records),
+            trials=tuple(_trial(r, self.run_dir) for r in self._measured),
         )
-        if workload
-        else None,
-        horizon=horizon,
-        as_calls_grow=tuple(
-            FromCalls(number=c.record.number, calls=math.ceil(passes * a_pass))
-            for c, passes in turns
-        ),
-        calls=tuple(kinds),
-        role=phase_of(name).role,
-        reason=reason,
-        confidence=sure,
-        explanation=tuple(why(best, verdict, every, device)),
-        best=_best(best, here, exported, a_pass) if best else None,
-        ties=tuple(c.record.number for c in decision.ties) if best and decision else (),
-        by_batch_size=tuple(
-            _size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster
-        ),
-        failures=tuple(_failures(records, run_dir)),
-        unusable=space.get("unusable", {}),
-        dropped=space.get("dropped", {}),
-        notes=tuple(n for n in notes if not best or n not in best.record.notes),
-        tried=len(tried),
-        settings=settings,
-        compiled_tried=sum(not c.is_eager for c in tried),
-        compiled_settings=space.get("compiled"),
-        trials=tuple(_trial(r, run_dir) for r in records),
-    )
+
+    @property
+    def _measured(self) -> list[Record]:
+        """Records of the search and the races."""
+        return [r for r in self.records if r.role != EXPORTED]
+
+    @property
+    def _device(self) -> str:
+        return str(self.run["environment"].get("device", ""))
+
+    def _outlook(self, searched: Searched) -> Outlook:
+        """What may still come of the phase, and the commands that would bring it."""
+        if self.state == "running":
+            return Outlook(searched=searched, state=self.state)
+        had_s = self.run["request"].get("budget_s") or 0.0
+        return Outlook(
+            searched=searched,
+            state=self.state,
+            command=self._going_on(_GOING_ON_S),
+            longer=self._going_on(max(_GOING_ON_S, 2 * had_s)),
+            wall_s=self.run.get("wall_s", 0.0),
+        )
+
+    def _going_on(self, budget_s: float) -> str:
+        budget = f"{math.ceil(budget_s / 60)}m"
+        return resuming(self.run, self.run_dir, "--budget", budget)
+
+    def _tried(self) -> set[CompileConfig]:
+        """Settings that had a process and have ended, at any batch size."""
+        return {
+            r.config
+            for r in self._measured
+            if r.role == "search"
+            and r.wall_s > 0
+            and r.outcome is not Outcome.INTERRUPTED
+        }
+
+    def _workload(self, best: Candidate | None) -> Workload | None:
+        about = workload_of(self.name, self.run["target"])
+        if not about:
+            return None
+        return Workload(
+            calls=about["calls"],
+            kinds=about["kinds"],
+            percentiles=_percentiles(_kinds(best)),
+        )
+
+    def _as_calls_grow(self, here: Sequence[Candidate]) -> Iterator[FromCalls]:
+        """The best setting by how many calls a program makes, where that is asked."""
+        if not self.run["request"].get("horizon"):
+            return
+        a_pass = workload_of(self.name, self.run["target"]).get("calls", 1)
+        for c, passes in as_calls_grow(here, self.limits):
+            yield FromCalls(
+                number=c.record.number,
+                config=c.record.config,
+                calls=math.ceil(passes * a_pass),
+            )
+
+    def _notes(
+        self, leading: Answer, searched: Searched, found: Sequence[Candidate]
+    ) -> Iterator[str]:
+        """What concerns the whole phase, without what is said of its best setting."""
+        notes = [
+            *_stopped(self._measured),
+            *(
+                f"{left} is the same as {kept}"
+                for left, kept in searched.merged.items()
+            ),
+            *_left_aside(found, self.limits),
+            *_said_by_all(found),
+            *obstacles(self._measured, self._device),
+        ]
+        said = leading.best.notes if leading.best else ()
+        yield from (note for note in notes if note not in said)
+
+
+def _kinds(best: Candidate | None) -> tuple[CallKind, ...]:
+    """The calls of the best setting by shape; of a workload only."""
+    return tuple(best.record.kinds or ()) if best else ()
 
 
 def _percentiles(kinds: Sequence[CallKind]) -> tuple[Percentile, ...]:
+    if not kinds:
+        return ()
     eager = [(kind.eager_s, kind.calls) for kind in kinds]
     best = [(kind.call_s, kind.calls) for kind in kinds]
     return tuple(
         Percentile(percent=p, eager_s=percentile(eager, p), call_s=percentile(best, p))
-        for p in (PERCENTILES.values() if kinds else ())
+        for p in PERCENTILES.values()
     )
 
 
-def _leading_size(
-    name: str, decisions: Mapping[int | None, Decision], run: Mapping[str, Any]
-) -> int | None:
-    """The batch size that the phase is about: the user's own, or the best by the objective."""
-    own: int | None = (run["target"].get("own_batch_size") or {}).get(name)
-    if own in decisions or not decisions:
-        return own
-    best = {size: decision.best for size, decision in decisions.items()}
-    if run["request"]["objective"] == "latency":
-        return min(best, key=lambda n: best[n].latency_s(100))
-    return max(best, key=lambda size: best[size].throughput.value)
+# --- notes --------------------------------------------------------------------------------------
 
 
-def _verdict(
-    decision: Decision | None,
-    every: Sequence[Candidate],
-    allowed: Sequence[Candidate],
-    records: Sequence[Record],
-    space: Mapping[str, Any],
-) -> tuple[Literal["faster", "keep_eager", "failed"], str]:
-    """``faster``, ``keep_eager`` or ``failed``, and the reason."""
-    eagers = [r for r in records if r.config.is_plain_eager]
-    if eagers and all(
-        r.outcome not in (Outcome.OK, Outcome.INTERRUPTED) for r in eagers
-    ):
-        return "failed", f"eager mode itself fails: {eagers[0].message}"
-    if not decision and space.get("untried") and not any(_is_tried(r) for r in records):
-        return "failed", "the run ended before any setting other than eager was tried"
-    if decision is None and every:
-        return (
-            "failed",
-            "eager mode was not measured, so there is nothing to compare with",
-        )
-    if decision is None:
-        return "failed", _why_nothing(every, records, space)
-    most = f"{100 * max(decision.ceiling, 0.005):.1f}"
-    most = "2" if ZONE / 2 < decision.ceiling <= ZONE else most
-    nothing_better = f"that was tried is more than {most} % faster (95 %)"
-    if decision.is_faster:
-        return "faster", f"nothing else {nothing_better}"
-    others = [c for c in allowed if not c.record.config.is_baseline]
-    if not others and not any(_is_tried(r) for r in records):
-        return "keep_eager", NOT_TRIED
-    if not others:
-        return "keep_eager", _why_nothing(every, records, space)
-    return "keep_eager", f"nothing {nothing_better}"
+def _stopped(records: Sequence[Record]) -> Iterator[str]:
+    searched = [r for r in records if r.role == "search"]
+    count = sum(r.outcome is Outcome.INTERRUPTED for r in searched)
+    if count:
+        was = "was" if count == 1 else "were"
+        trials = show.many(count, "trial")
+        yield f"{trials} {was} stopped before the end: --resume tries again"
 
 
-def _is_tried(record: Record) -> bool:
-    is_over = record.outcome is not Outcome.INTERRUPTED and record.wall_s > 0
-    return is_over and not record.config.is_plain_eager
-
-
-def _confidence(
-    decision: Decision,
-    missing: str,
-    rest: Sequence[Mapping[str, Any]],
-    run: Mapping[str, Any],
-    run_dir: str,
-) -> Confidence:
-    """How sure the decision is; if not quite, what is open and the command that settles it.
-
-    ``rest``: untried settings that may be worth their seconds, the most promising first.
-    """
-    best, why_not_high = decision.best, ""
-    word: Literal["high", "open", "low"] = "high"
-    command = resuming(run, run_dir, "--budget", "5m")
-    if decision.open:
-        setting, above = decision.open[0]
-        word = "open"
-        name = show.label(setting.record.config)
-        why_not_high = f"{name} may be up to {100 * above:.0f} % faster"
-    elif rest:
-        first = rest[0]
-        likely, most = (round(100 * first[name]) for name in ("likely", "most"))
-        gain = (
-            f"{likely} to {most} % faster" if likely > 0 else f"up to {most} % faster"
-        )
-        word = "open"
-        why_not_high = (
-            f"{show.label(first['config'])} was not reached and may be {gain}"
-        )
-    elif missing:
-        word, why_not_high = "low", missing
-    elif decision.is_faster and best.sets < SETS[0]:
-        word = "low"
-        why_not_high = f"confirmed in {best.sets} of {SETS[0]} fresh processes"
-    elif decision.doubtful:
-        setting, above = decision.doubtful[0]
-        word, command, name = "open", "", show.label(setting.record.config)
-        beside = "beside it eager mode ran slower than alone"
-        why_not_high = f"{name} may be up to {100 * above:.0f} % faster: {beside}"
-    return Confidence(
-        word=word,
-        decided=word == "high",
-        open=why_not_high,
-        command=command if why_not_high not in ("", _REFUSED) else "",
-    )
-
-
-def _why_nothing(
-    every: Sequence[Candidate], records: Sequence[Record], space: Mapping[str, Any]
-) -> str:
-    if not records:
-        return "nothing was measured"
-    if any(not c.record.config.is_plain_eager for c in every):
-        return "every setting that works exceeds the limits"
-    others = [r for r in records if not r.config.is_plain_eager]
-    failed = [r for r in others if not r.ok and r.outcome is not Outcome.INTERRUPTED]
-    if not failed:
-        unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())
-        return f"no setting other than eager was measured{f' ({unusable})' if unusable else ''}"
-    what = "every setting other than eager failed"
-    if any(r.ok for r in others):
-        what = "every setting that worked in the search failed when it was raced"
-        failed = [r for r in failed if r.repeats is not None]
-    kinds = Counter(r.outcome.value for r in failed).most_common()
-    return f"{what}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
-
-
-def _notes(
-    every: Sequence[Candidate],
-    allowed: Sequence[Candidate],
-    space: Mapping[str, Any],
-    records: Sequence[Record],
-) -> Iterator[str]:
-    stopped = [
-        r for r in records if r.role == "search" and r.outcome is Outcome.INTERRUPTED
-    ]
-    if stopped:
-        what = f"{show.many(len(stopped), 'trial')} {'was' if len(stopped) == 1 else 'were'}"
-        yield f"{what} stopped before the end: --resume tries again"
-    yield from (
-        f"{left} is the same as {kept}"
-        for left, kept in space.get("merged", {}).items()
-    )
-    unknown = sum(not c.record.is_known_to_pay for c in every)
+def _left_aside(found: Sequence[Candidate], limits: Limits) -> Iterator[str]:
+    """How many settings that work may not be chosen, and why."""
+    unknown = sum(not c.record.is_known_to_pay for c in found)
     if unknown:
         yield (
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    if outside := len(every) - len(allowed) - unknown:
+    allowed = sum(c.keeps(limits) for c in found)
+    if outside := len(found) - allowed - unknown:
         yield f"outside the limits: {show.many(outside, 'setting')}"
-    # What every trial says is said once.
-    if said := [
-        set(c.record.notes) for c in every if not c.record.config.is_plain_eager
-    ]:
-        yield from sorted(set.intersection(*said))
+
+
+def _said_by_all(found: Sequence[Candidate]) -> list[str]:
+    """Notes that every trial has, which are said once."""
+    notes = [set(c.record.notes) for c in found if not c.record.config.is_plain_eager]
+    return sorted(set.intersection(*notes)) if notes else []
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -375,9 +280,8 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
         if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-            groups.setdefault(
-                (r.config.backend, r.outcome.value, r.message), []
-            ).append(r)
+            cause = r.config.backend, r.outcome.value, r.message
+            groups.setdefault(cause, []).append(r)
     rows = [
         Failures(
             count=len(group),
@@ -402,136 +306,25 @@ def _is_answered(record: Record) -> bool:
 def _log(record: Record, run_dir: str) -> str | None:
     if record.wall_s == 0 or record.duplicate_of is not None:
         return None
-    number = record.detail.get(
-        "raced_in", record.number
-    )  # several share a race's process
+    # Several records share the process of a race.
+    number = record.detail.get("raced_in", record.number)
     return f"{run_dir}/trials/{number:04d}/log.txt"
 
 
 def _trial(record: Record, run_dir: str) -> Trial:
     own = known(Trial, vars(record)) | {
-        "config": record.config.to_dict(),
         "began": record.began,
         "answered": _is_answered(record),
         "notes": tuple(record.notes),
         "log": _log(record, run_dir),
     }
     if record.ok and (m := record.measurement):
+        rate = m.speedup.scaled(record.samples / m.eager_call_s)
         own |= {
             "speedup": m.speedup,
-            "throughput": _throughput(
-                m.speedup.scaled(record.samples / m.eager_call_s), record
-            ),
+            "throughput": throughput_of(rate, record),
             "call_s": m.compiled_call_s,
             "eager_call_s": m.eager_call_s,
             "flags": tuple(m.flags),
         }
     return Trial(**own)
-
-
-def _throughput(rate: Interval, record: Record) -> Throughput:
-    return Throughput(rate.value, rate.low, rate.high, _unit(record))
-
-
-def _unit(record: Record) -> Unit:
-    return phase_of(record.phase).unit
-
-
-def _size_row(size: int | None, decision: Decision) -> SizeRow:
-    raced = [c for c in decision.rivals if c.sets]
-    top = decision.best if decision.is_faster else (raced or decision.rivals)[0]
-    return SizeRow(
-        batch_size=size,
-        eager_throughput=top.eager_throughput,
-        best_throughput=top.throughput.value,
-        speedup=top.reported,
-        number=top.record.number,
-        confirmed_processes=top.sets,
-        faster=decision.is_faster,
-        decided=not (decision.open or decision.doubtful)
-        and (top.sets > 1 or not decision.is_faster),
-    )
-
-
-def _best(
-    best: Candidate, found: Sequence[Candidate], exported: Sequence[Record], calls: int
-) -> Best:
-    """The best setting, of all ``found`` at its batch size; ``calls`` are those of a pass."""
-    record = best.record
-    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
-    is_eager, is_default = (
-        record.config.is_eager,
-        plain == best or record.config.is_baseline,
-    )
-    # Without a share of the compile time, which would count it twice.
-    saved = best.eager_call_s - best.call_s + extra_s(record)
-    pays = saved > 0 and not is_eager
-    own = {
-        "config": record.config.to_dict(),
-        "throughput": _throughput(best.throughput, record),
-        "eager_throughput": Rate(value=best.eager_throughput, unit=_unit(record)),
-        "speedup": best.reported,
-        "speedup_against_default": None if is_default else compare(best, plain),
-        "compile_s": 0.0 if is_eager else record.compile_s,
-        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
-        "break_even_calls": round((record.compile_s or 0.0) / saved * calls)
-        if pays
-        else None,
-        "calls_to_repay_refresh": _calls_to_repay(best, calls),
-        "confirmed_processes": best.sets,
-        "exported": _exported(best, exported),
-        "same_code": best.same_code,
-        "slow_sets": best.slow_sets,
-        "call_s": best.call_s,
-        "notes": (*record.notes, *_giving_back(found)),
-    }
-    return Best(**known(Best, vars(record)) | own)
-
-
-def _giving_back(found: Sequence[Candidate]) -> Iterator[str]:
-    """What eager mode loses by page faults where a program's memory is not kept, as it is here."""
-    costs = (
-        c.record.detail.get("given_back")
-        for c in found
-        if c.record.config.is_plain_eager
-    )
-    cost = next(filter(None, costs), None) or {"times": 1.0, "faults": 0.0}
-    if cost["times"] > _SLOWER and cost["faults"] > _FAULTS:
-        yield (
-            f"where glibc gives freed memory back, as it may in your program, eager mode takes "
-            f"{cost['times']:.1f} times as long ({cost['faults']:.0f} page faults a call); here it "
-            f"is kept, and there with {_KEEPS} in the environment"
-        )
-
-
-def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
-    record = next(
-        (r for r in reversed(exported) if r.repeats == best.record.number), None
-    )
-    if record is None:
-        return None
-    if not record.ok or record.measurement is None:
-        return Exported(outcome=record.outcome, message=record.message)
-    m = record.measurement
-    found = over_sets(
-        [math.log(with_costs(m.speedup.value, best.record, m.eager_call_s))]
-    )
-    is_as_fast = ratio(found, best.speedup).high >= 1
-    now = whole_call_s(m, best.record)
-    then = best.processes or [now]
-    pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
-    return Exported(
-        outcome=record.outcome,
-        message=record.message,
-        agrees=is_as_fast or (pace.high >= 1 and found.high >= 1),
-        speedup=found,
-    )
-
-
-def _calls_to_repay(best: Candidate, calls: int) -> int | None:
-    """How many calls with the same weights it takes until constants have paid."""
-    measured = best.record.measurement
-    if not best.record.refresh_s or measured is None:
-        return None
-    saved = measured.eager_call_s - measured.compiled_call_s
-    return math.ceil(best.record.refresh_s / saved * calls) if saved > 0 else None

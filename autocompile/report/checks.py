@@ -14,7 +14,11 @@ from autocompile.report.terminal import Page
 
 Found = Mapping[str, Any]
 
-_ANSWERS = {"keep_eager": "keep eager", "failed": "no result", None: "no report yet"}
+_ANSWERS = {
+    "keep_eager": "keep eager",
+    "unknown": "no result yet",
+    "failed": "no result",
+}
 
 
 def _begin(found: Found, console: Console) -> Page:
@@ -181,9 +185,10 @@ def render_runs(rows: Sequence[Found], console: Console) -> None:
 
 
 def _answer(phase: Found) -> str:
-    if phase["verdict"] != "faster":
-        return _ANSWERS.get(phase["verdict"], text.plain(phase["verdict"]))
-    size = phase["batch_size"]
-    return text.estimate(phase["speedup"]) + (
-        "" if size is None else f" at batch size {size}"
-    )
+    """The gain and how sure it is, or the verdict in words."""
+    size, word = phase["batch_size"], phase["confidence"]
+    sure = "" if word in ("high", "") else f" {word}"
+    if phase["verdict"] in _ANSWERS:
+        return _ANSWERS[phase["verdict"]] + sure
+    at = "" if size is None else f" at batch size {size}"
+    return f"{text.estimate(phase['speedup'])}{at}{sure}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autocompile.estimate.decision import SETS
 from autocompile.report import text as show
 from autocompile.report.document import Document, Line, Section, Span, Table, Text
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.record import Outcome
-from autocompile.store.report import Best, PhaseResult, Report, Trial
+from autocompile.store.report import Answer, Best, PhaseResult, Report, Trial
 
 METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
@@ -38,7 +37,8 @@ def document(
     ``code``: the setting of each phase as code; without it, its name stands there.
     """
     phases, code = report.phases, code or {}
-    raced = any(p.best and p.best.confirmed_processes for p in phases.values())
+    best = [phase.answer.best for phase in phases.values()]
+    raced = any(one and one.confirmed_processes for one in best)
     answer = tuple(
         _answer(name, phase, code.get(name, "")) for name, phase in phases.items()
     )
@@ -86,46 +86,24 @@ def _circumstances(report: Report) -> Iterator[tuple[str, object]]:
 # --- the answer ---------------------------------------------------------------------------------
 
 
-def _reason(phase: PhaseResult) -> str:
-    return show.plain(phase.reason or "no trial finished").rstrip(".")
-
-
-def _confidence(phase: PhaseResult) -> tuple[str, str, str]:
-    """``high``, ``open`` or ``low``; what keeps it from being high; the command that raises it.
-
-    All empty where nothing was decided.
-    """
-    best, found = phase.answer, phase.confidence
-    if not best or not found:
-        return "", "", ""
-    count, why = best.confirmed_processes, show.plain(found.open)
-    word: str = found.word or ("high" if found.decided else "open")
-    if word == "high" and phase.is_faster and count < SETS[0]:  # an older report
-        word, why = "low", f"confirmed in {count} of {SETS[0]} fresh processes"
-    return word, why, show.plain(found.command)
+def _reason(answer: Answer) -> str:
+    return show.plain(answer.reason).rstrip(".")
 
 
 def _answer(name: str, phase: PhaseResult, code: str) -> tuple[Text, ...]:
-    best, (word, *_) = phase.answer, _confidence(phase)
-    title, sure = (
-        Span(show.plain(name), "strong"),
-        Span(word, "" if word == "high" else "warning"),
-    )
-    if not best:
-        outcome = Span("no result yet") if phase.state else Span("failed", "error")
-        return title, outcome, show.NONE, _reason(phase)
-    if not phase.is_faster:
-        return title, "keep eager", sure, _reason(phase)
-    ratio = (
-        Span(show.speedup(best.speedup), "good"),
-        f" {show.interval(best.speedup)}",
-    )
-    return (
-        title,
-        ratio,
-        sure,
-        Span(show.plain(code) or show.label(best.config), "paste"),
-    )
+    answer = phase.answer
+    best, word = answer.best, answer.confidence
+    title = Span(show.plain(name), "strong")
+    if best is None:
+        is_unknown = answer.verdict == "unknown"
+        outcome = Span("no result yet") if is_unknown else Span("failed", "error")
+        return title, outcome, show.NONE, _reason(answer)
+    sure = Span(word, "" if word == "high" else "warning")
+    if not answer.changes_something:
+        return title, "keep eager", sure, _reason(answer)
+    kind = "good" if answer.is_faster else "warning"
+    gain = Span(show.speedup(best.speedup), kind), f" {show.interval(best.speedup)}"
+    return title, gain, sure, Span(show.plain(code) or show.label(best.config), "paste")
 
 
 # --- a phase ------------------------------------------------------------------------------------
@@ -138,68 +116,77 @@ def _section(name: str, phase: PhaseResult, own: int | None, full: bool) -> Sect
         *_known(phase),
     ]
     blocks += _details(phase) if full else ()
-    blocks += _failures(phase) if full or not phase.answer else ()
+    blocks += _failures(phase) if full or not phase.answer.best else ()
     about = tuple(_about(phase))
     return Section(show.plain(name), about, tuple(blocks), tuple(trial_tables(phase)))
 
 
 def _about(phase: PhaseResult) -> Iterator[Text]:
-    best = phase.answer
+    answer = phase.answer
+    best = answer.best
     if phase.role:
         yield show.plain(phase.role)
     if work := phase.workload:
         yield f"{show.many(work.calls, 'call')} of {show.many(work.kinds, 'shape')}"
-    elif best and best.batch_size is not None:
-        yield f"batch size {best.batch_size}"
+    elif best and answer.batch_size is not None:
+        yield f"batch size {answer.batch_size}"
     if phase.horizon:
         yield f"compile time counts, over {show.thousands(phase.horizon)} calls"
-    if best and phase.is_faster:
-        if _confidence(phase)[0] != "low":
-            count = best.confirmed_processes
-            yield (
-                f"confirmed in {show.many(count, 'fresh process')}"
-                if count
-                else "not confirmed"
-            )
+    if best and answer.changes_something:
+        if answer.confidence != "low":
+            yield f"confirmed in {show.many(best.confirmed_processes, 'fresh process')}"
         live = best.weights_live
         follow = "" if live is None else " and follow" if live else " but do not follow"
         yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
 
 
 def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
-    """The best setting of each batch size beside eager."""
-    labels = {t.number: show.label(t.config) for t in phase.trials}
-    listed, best, rows = phase.by_batch_size, phase.best, []
-    unit = best.throughput.unit if best else "samples/s"
-    per = unit.removeprefix("samples") if unit.startswith("samples") else f" {unit}"
-    for row in listed:
-        size, label = row.batch_size, labels.get(row.number, show.NONE)
-        eager, top, gain = (
-            row.eager_throughput,
-            row.best_throughput,
-            show.speedup(row.speedup),
-        )
-        setting: str | Span = _code(label)
-        remarks = [] if row.confirmed_processes else ["not confirmed"]
-        if not row.is_faster:
-            remarks = [f"next: {label}, {gain}"]
-            setting, top, gain = "eager", eager, show.speedup(1.0)
-        if len(listed) > 1 and best and size == best.batch_size:
-            remarks.append("← this config's own" if size == own else "← above")
+    """The best setting of each batch size beside eager; not where only eager was measured."""
+    listed = [
+        (answer, answer.best)
+        for answer in phase.answers
+        if answer.best and (answer.changes_something or answer.next)
+    ]
+    if not listed:
+        return
+    leading = phase.answer.batch_size
+    rows = []
+    for answer, best in listed:
+        remarks = list(_size_remarks(answer, best))
+        if len(listed) > 1 and answer.batch_size == leading:
+            remarks.append("← this config's own" if leading == own else "← above")
+        setting: str | Span = "eager"
+        if answer.changes_something:
+            setting = _code(show.label(best.config))
         name = (setting, *(Span(f"  {remark}", "dim") for remark in remarks))
-        rates = (f"{show.quantity(eager)}{per}", f"{show.quantity(top)}{per}")
-        rows.append((show.or_dash(size), *rates, Span(gain, "strong"), name))
-    if rows:
-        titles = (
-            "samples" if phase.workload else "batch size",
-            "eager",
-            "best",
-            "speed-up",
-            "setting",
-        )
-        first = int(all(row.batch_size is None for row in listed))
-        shown = tuple(tuple(row[first:]) for row in rows)
-        yield Table("", titles[first:], shown, right=range(4 - first))
+        gain = Span(show.speedup(best.speedup), "strong")
+        size = show.or_dash(answer.batch_size)
+        rows.append((size, *_rates(best), gain, name))
+    titles = (
+        "samples" if phase.workload else "batch size",
+        "eager",
+        "best",
+        "speed-up",
+        "setting",
+    )
+    first = int(all(answer.batch_size is None for answer, _ in listed))
+    shown = tuple(tuple(row[first:]) for row in rows)
+    yield Table("", titles[first:], shown, right=range(4 - first))
+
+
+def _size_remarks(answer: Answer, best: Best) -> Iterator[str]:
+    if other := answer.next:
+        yield f"next: {show.label(other.config)}, {show.speedup(other.speedup)}"
+    elif answer.changes_something and not best.confirmed_processes:
+        yield "not confirmed"
+
+
+def _rates(best: Best) -> tuple[str, str]:
+    """Eager mode's throughput and the setting's."""
+    unit = best.throughput.unit
+    per = unit.removeprefix("samples") if unit.startswith("samples") else f" {unit}"
+    eager = show.quantity(best.eager_throughput.value)
+    return f"{eager}{per}", f"{show.quantity(best.throughput.value)}{per}"
 
 
 def _shapes(phase: PhaseResult) -> Iterator[Table]:
@@ -233,46 +220,58 @@ def _times(eager_s: float, call_s: float) -> tuple[str, str, str]:
 
 def _known(phase: PhaseResult) -> Iterator[Line]:
     """Why it is the best, what it costs, and how sure that is."""
-    best, (word, open_, command) = phase.answer, _confidence(phase)
-    if best and phase.is_faster:
+    answer = phase.answer
+    best = answer.best if answer.changes_something else None
+    if best:
+        yield _calls(phase, best)
         ratio = best.speedup_against_default
-        if call_s := best.call_s:
-            calls = [
-                show.seconds(call_s),
-                f"eager {show.seconds(call_s * best.speedup.value)}",
-            ]
-            if ratio:
-                calls.append(
-                    f"plain torch.compile() {show.seconds(call_s * ratio.value)}"
-                )
-            yield Line("Pass" if phase.workload else "Call", tuple(calls))
-        if ratio and show.label(best.config) != DEFAULT_INDUCTOR.label():
+        if ratio and best.config != DEFAULT_INDUCTOR:
             yield Line(
                 "Why", (f"{show.estimate(ratio)} against plain torch.compile()",)
             )
     yield from (Line("Why", (show.plain(why),)) for why in phase.explanation if why)
-    if best and phase.is_faster:
+    if best:
         yield from _ties(phase, best)
         if cost := tuple(_cost(best)):
             yield Line("Cost", cost)
     if phase.as_calls_grow:
         yield Line("Calls", (_as_calls_grow(phase),))
-    if word == "high" and phase.is_faster:
-        sure = [_reason(phase)]
-        if phase.compiled_settings:
-            count = f"{phase.compiled_tried} of {phase.compiled_settings}"
-            sure.append(
-                f"{count} compiled settings tried, and little is expected of the rest"
-            )
-        elif phase.tried is not None:
-            sure.append(f"{phase.tried} of {phase.settings} settings tried")
-        yield Line("Sure", tuple(sure))
-    elif word in ("open", "low"):
-        action = ("   → ", _code(command)) if command else ()
-        yield Line(word.capitalize(), ((open_, *action),), "warning")
-    if best:
-        yield from (Line("Note", (note,)) for note in exported_warning(best))
-        yield from (Line("Note", (show.plain(note),)) for note in best.notes)
+    yield from _sure(phase)
+    if answer.best:
+        yield from (Line("Note", (note,)) for note in exported_warning(answer.best))
+        yield from (Line("Note", (show.plain(note),)) for note in answer.best.notes)
+
+
+def _calls(phase: PhaseResult, best: Best) -> Line:
+    """Seconds of a call: of the best setting, of eager mode, of plain torch.compile()."""
+    calls = [show.seconds(best.call_s), f"eager {show.seconds(best.eager_call_s)}"]
+    if best.speedup_against_default and best.default_call_s:
+        calls.append(f"plain torch.compile() {show.seconds(best.default_call_s)}")
+    return Line("Pass" if phase.workload else "Call", tuple(calls))
+
+
+def _sure(phase: PhaseResult) -> Iterator[Line]:
+    """How sure the answer is: what speaks for it, or what is open and what goes on."""
+    answer = phase.answer
+    action = ("   → ", _code(answer.command)) if answer.command else ()
+    if answer.verdict == "unknown":
+        if action:
+            known = "what compiling brings: a longer budget tells"
+            yield Line("Unknown", ((known, *action),), "warning")
+    elif answer.confidence == "high" and answer.changes_something:
+        yield Line("Sure", tuple(_grounds(phase)))
+    elif answer.confidence in ("open", "low"):
+        facts = ((show.plain(answer.why), *action),)
+        yield Line(answer.confidence.capitalize(), facts, "warning")
+
+
+def _grounds(phase: PhaseResult) -> Iterator[str]:
+    yield _reason(phase.answer)
+    if phase.compiled_listed:
+        count = f"{phase.compiled_tried} of {phase.compiled_listed}"
+        yield f"{count} compiled settings tried, and little is expected of the rest"
+    elif phase.listed is not None:
+        yield f"{phase.tried} of {phase.listed} settings tried"
 
 
 def _as_calls_grow(phase: PhaseResult) -> Text:
@@ -280,16 +279,14 @@ def _as_calls_grow(phase: PhaseResult) -> Text:
     parts: list[str | Span] = []
     for turn in phase.as_calls_grow:
         parts += [f" up to {show.thousands(turn.calls)} calls, then "] if parts else []
-        parts.append(_code(show.label(phase.config_of(turn.number))))
+        parts.append(_code(show.label(turn.config)))
     return (*parts, " for any number of calls" if len(phase.as_calls_grow) == 1 else "")
 
 
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:
     """Settings as fast as the best one, and the reason for that one: see ``decision.plainness``."""
     configs = {t.number: t.config for t in phase.trials}
-    ties = [
-        number for number in phase.ties if number in configs and number != best.number
-    ]
+    ties = [number for number in best.ties if number in configs]
     if not ties:
         return
     names = list(dict.fromkeys(show.label(configs[number]) for number in ties))
@@ -342,7 +339,8 @@ def exported_warning(best: Best) -> Iterator[str]:
 
 def _details(phase: PhaseResult) -> Iterator[Line]:
     """Notes, and what was left out."""
-    if (best := phase.answer) and best.exported and best.exported.agrees:
+    best = phase.answer.best
+    if best and best.exported and best.exported.agrees:
         yield Line(
             "Note", ("the exported code is as fast in a fresh interpreter, and right",)
         )
@@ -381,8 +379,8 @@ def _failures(phase: PhaseResult) -> Iterator[Table]:
 def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
     """What concerns all phases."""
     phases = report.phases
-    faster = [name for name, phase in phases.items() if phase.is_faster]
-    if report.target.algorithm and any(phase_of(name).in_rllib for name in faster):
+    used = [name for name, phase in phases.items() if phase.answer.changes_something]
+    if report.target.algorithm and any(phase_of(name).in_rllib for name in used):
         yield Line("In the algorithm", tuple(_in_algorithm(report, run)))
     missing: dict[str, str] = {}
     for phase in phases.values():

@@ -24,9 +24,9 @@ def why(
 
     ``best``: as the report names it; eager where that is to be kept. ``every``: all that worked.
     """
-    if best is None or verdict not in ("faster", "keep_eager"):
+    if best is None:
         return []
-    if verdict == "faster":
+    if verdict != "keep_eager":
         record = best.record
         facts = [_graphs(record), _gave_up(record, device)]
         if _replays(record, device):

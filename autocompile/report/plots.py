@@ -16,7 +16,7 @@ from autocompile.estimate.intervals import Interval
 from autocompile.report import text as show
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
-from autocompile.store.report import PhaseResult, Trial
+from autocompile.store.report import Answer, PhaseResult, Trial
 
 WIDTH = 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 10, 46
@@ -117,12 +117,12 @@ def finalists(size: int | None, records: Sequence[Record]) -> list[Candidate]:
 
 def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     """Speed-ups of the finalists with their intervals, and the zone around the best."""
-    best = phase.best
-    rows = finalists(best.batch_size, records)[:_MOST_ROWS] if best else []
+    best, at = phase.answer.best, phase.answer.batch_size
+    rows = finalists(at, records)[:_MOST_ROWS] if best else []
     if not best or not rows:
         return
     raced = any(row.sets for row in rows)
-    size = f", batch size {best.batch_size}" if best.batch_size is not None else ""
+    size = "" if at is None else f", batch size {at}"
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     plot = Plot(
         f"{'Finalists' if raced else 'Fastest of the search, one process each'}{size}",
@@ -155,14 +155,16 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
 
 def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
     gains = {
-        row.batch_size: row.speedup for row in phase.by_batch_size if row.batch_size
+        answer.batch_size: gain
+        for answer in phase.answers
+        if answer.batch_size and (gain := _gain_of(answer))
     }
     if len(gains) < 2:
         return
     default = {
         t.batch_size: gain.value
         for t, gain in _timed(phase)
-        if show.label(t.config) == DEFAULT_INDUCTOR.label() and t.batch_size in gains
+        if t.config == DEFAULT_INDUCTOR and t.batch_size in gains
     }
     plot = Plot(
         "Speed-up over batch size",
@@ -190,6 +192,11 @@ def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
     yield plot
 
 
+def _gain_of(answer: Answer) -> Interval | None:
+    """The speed-up of a batch size; of the next best setting where eager is kept."""
+    return answer.next.speedup if answer.next else answer.gain
+
+
 def _timed(phase: PhaseResult) -> list[tuple[Trial, Interval]]:
     """Trials of the search that were timed themselves, with their speed-ups."""
     return [
@@ -201,13 +208,12 @@ def _timed(phase: PhaseResult) -> list[tuple[Trial, Interval]]:
 
 def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
     """Speed-up against compile time, a colour for each backend."""
-    best = phase.best
-    size = best.batch_size if best else None
+    best, size = phase.answer.best, phase.answer.batch_size
     points = [
         (t, gain, t.compile_s)
         for t, gain in _timed(phase)
         if t.batch_size == size and t.compile_s and t.compile_s > 0
-        if t.config.get("backend") != "eager"
+        if not t.config.is_eager
     ]
     if len(points) < 2:
         return
@@ -223,9 +229,9 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
         times, _LEFT, [m for m in marks if min(times) <= m <= max(times)] or times[:1]
     )
     y = plot.upward([1, *(gain.value for _, gain, _ in points)])
-    backends = list(dict.fromkeys(str(t.config.get("backend")) for t, _, _ in points))
+    backends = list(dict.fromkeys(t.config.backend for t, _, _ in points))
     for t, gain, seconds in points:
-        place = backends.index(str(t.config.get("backend")))
+        place = backends.index(t.config.backend)
         said = f"{show.label(t.config)}: {show.speedup(gain)}, {show.seconds(seconds)}"
         radius = 7 if best and t.number == best.number else 4
         centre = (x(seconds), y(gain.value))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from autocompile.estimate.candidates import ONE
 from autocompile.estimate.intervals import Interval, ratio
 from autocompile.report import text as show
 from autocompile.report.contents import METHOD, RACED, RULE
@@ -16,7 +15,7 @@ from autocompile.report.document import Document, Line, Section, Span, Table, Te
 from autocompile.report.page import as_page
 from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_text
-from autocompile.store.report import PhaseResult, Report, SizeRow
+from autocompile.store.report import Answer, Best, PhaseResult, Report
 
 Phases = Mapping[str, PhaseResult]
 """The results of one phase, by the names of the machines."""
@@ -75,63 +74,71 @@ def table(reports: Mapping[str, Report]) -> Document:
     )
 
 
-def _setting(phase: PhaseResult, row: SizeRow) -> Text:
-    return (
-        Span(show.label(phase.config_of(row.number)), "code")
-        if row.is_faster
-        else "eager"
-    )
+def _setting(answer: Answer, best: Best) -> Text:
+    if not answer.changes_something:
+        return "eager"
+    return Span(show.label(best.config), "code")
 
 
-def _gain(row: SizeRow) -> str:
+def _gain(answer: Answer, best: Best) -> str:
     """With its interval where the setting was raced."""
-    if not row.is_faster:
-        return show.speedup(1.0)
-    is_raced = row.confirmed_processes and row.speedup.low < row.speedup.high
-    return show.estimate(row.speedup) if is_raced else show.speedup(row.speedup)
+    is_raced = answer.changes_something and best.confirmed_processes
+    return show.estimate(best.speedup) if is_raced else show.speedup(best.speedup)
 
 
 def _answers(name: str, machines: Phases) -> Iterator[tuple[Text, ...]]:
     """A row for each machine, as RLlib's summary has one for each kind of hardware."""
     title: Text = Span(show.plain(name), "strong")
     for machine, phase in machines.items():
-        size = phase.best.batch_size if phase.best else None
-        row = next((row for row in phase.sizes if row.batch_size == size), None)
-        cells: tuple[Text, Text] = (Span("no result", "error"), show.NONE)
-        if row is not None:
-            gain = Span(_gain(row), "good") if row.is_faster else "keep eager"
-            cells = gain, _setting(phase, row)
+        answer, cells = phase.answer, _no_result(phase.answer)
+        if best := answer.best:
+            gain: Text = "keep eager"
+            if answer.changes_something:
+                gain = Span(_gain(answer, best), "good" if answer.is_faster else "")
+            cells = gain, _setting(answer, best)
         yield title, show.plain(machine), *cells
         title = ""
 
 
+def _no_result(answer: Answer) -> tuple[Text, Text]:
+    if answer.verdict == "unknown":
+        return "no result yet", show.NONE
+    return Span("no result", "error"), show.NONE
+
+
 def _section(name: str, machines: Phases) -> Section:
     """As RLlib's appendix: eager mode and the best beside it, by batch size and machine."""
-    first = next(iter(machines.values()))
-    base = {row.batch_size: _speedup(row) for row in first.sizes}
+    first, *_ = machines
     every = [
-        (row, phase, machine)
+        (answer, answer.best, machine)
         for machine, phase in machines.items()
-        for row in phase.sizes
+        for answer in phase.answers
+        if answer.best
     ]
+    base = {
+        answer.batch_size: best.speedup
+        for answer, best, machine in every
+        if machine == first
+    }
     rows = []
-    for row, phase, machine in sorted(every, key=lambda item: item[0].batch_size or 0):
-        unit = phase.best.throughput.unit if phase.best else ""
-        eager, best = row.eager_throughput, row.best_throughput
+    for answer, best, machine in sorted(
+        every, key=lambda each: each[0].batch_size or 0
+    ):
         rates = (
-            f"{show.quantity(r)} {unit}"
-            for r in (eager, best if row.is_faster else eager)
+            f"{show.quantity(rate.value)} {rate.unit}"
+            for rate in (best.eager_throughput, best.throughput)
         )
-        is_base = phase is first or row.batch_size not in base
-        change = "" if is_base else _change(_speedup(row), base[row.batch_size])
-        cells = (
-            show.or_dash(row.batch_size),
-            show.plain(machine),
-            *rates,
-            _gain(row),
-            change,
+        then = base.get(answer.batch_size) if machine != first else None
+        rows.append(
+            (
+                show.or_dash(answer.batch_size),
+                show.plain(machine),
+                *rates,
+                _gain(answer, best),
+                _change(best.speedup, then) if then else "",
+                _setting(answer, best),
+            )
         )
-        rows.append((*cells, _setting(phase, row)))
     titles = (
         "batch size",
         "machine",
@@ -141,17 +148,11 @@ def _section(name: str, machines: Phases) -> Section:
         "against first",
         "setting",
     )
-    best_rows = (
-        (Table("By batch size", titles, tuple(rows), right=range(2, 6)),)
-        if rows
-        else ()
-    )
+    tables: tuple[Table, ...] = ()
+    if rows:
+        tables = (Table("By batch size", titles, tuple(rows), right=range(2, 6)),)
     role = phase_of(name).role
-    return Section(show.plain(name), (role,) if role else (), best_rows, ())
-
-
-def _speedup(row: SizeRow) -> Interval:
-    return row.speedup if row.is_faster else ONE
+    return Section(show.plain(name), (role,) if role else (), tables, ())
 
 
 def _change(now: Interval, then: Interval) -> str:

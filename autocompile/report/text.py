@@ -14,7 +14,6 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 
-from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import CompileConfig
 
@@ -175,16 +174,9 @@ def ratio(value: Estimate) -> str:
     return f"{speedup(known)} ±{(known.high - known.low) / 2:.2f}" if known else NONE
 
 
-def label(config: Mapping[str, Any] | CompileConfig) -> str:
-    """The short name of a setting, also of one that a newer version wrote."""
-    if isinstance(config, CompileConfig):
-        return plain(config.label())
-    try:
-        return plain(CompileConfig.from_dict(config).label())
-    except UsageError:
-        usual = CompileConfig().to_dict()
-        others = (f"{k}={v}" for k, v in config.items() if v != usual.get(k))
-        return plain(" · ".join(others))
+def label(config: CompileConfig) -> str:
+    """The short name of a setting."""
+    return plain(config.label())
 
 
 def target_name(target: Mapping[str, Any]) -> str:

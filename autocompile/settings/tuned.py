@@ -14,18 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import UsageError
+from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import (
     FORWARD_TRAIN,
     LEARNER_UPDATE,
     OPTIMIZER_STEP,
 )
+from autocompile.store.reading import demand_positive, made
 
 if TYPE_CHECKING:
     from autocompile.store.report import PhaseResult, Report
 
 
 SCHEMA = 1
+_FACTS: Mapping[str, Any] = {
+    "fingerprint": Mapping[str, Any],
+    "target": str,
+    "batch_sizes": Mapping[str, int],
+    "interpreters": Mapping[str, str],
+}
 FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
 """What makes the same setting another machine code, or another speed."""
 
@@ -35,14 +43,12 @@ class Choice:
     """What to use at one batch size of one phase."""
 
     config: CompileConfig  # eager mode where nothing was faster
-    batch_size: int | None = (
-        None  # at which it was measured; None where the phase has none
-    )
+    # At which it was measured; None where the phase has none.
+    batch_size: int | None = None
     # Over eager mode, with its 95 % interval: ``value``, ``low``, ``high``.
     speedup: Mapping[str, float] = field(default_factory=dict)
-    processes: int = (
-        1  # in how many fresh processes that was measured; one confirms nothing
-    )
+    # In how many fresh processes that was measured; one confirms nothing.
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; of the setting the backend, and what differs from the default."""
@@ -62,9 +68,13 @@ class Choice:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> Choice:
         config = CompileConfig.from_dict(data["config"], phase)
-        return cls(
-            config, data["batch_size"], data["speedup"], data["confirmed_processes"]
-        )
+        size = made(int | None, data["batch_size"], "batch_size")
+        processes = made(int, data["confirmed_processes"], "confirmed_processes")
+        demand_positive(batch_size=size)
+        speedup = made(Mapping[str, float], data["speedup"], "speedup")
+        if speedup:
+            made(Interval, speedup, "speedup").demand_positive("the speed-up")
+        return cls(config, size, speedup, processes)
 
 
 @dataclass(frozen=True)
@@ -77,8 +87,8 @@ class Tuned:
         str, Any
     ]  # of torch and the machine that they were measured with
     target: str = ""  # what was tuned, as it was named
-    # Of each phase, where the target itself names one.
-    own_batch_size: Mapping[str, int] = field(default_factory=dict)
+    # What the answer of each phase is about, where it has a batch size.
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
     # Paths of other interpreters that settings are of, by their names.
     interpreters: Mapping[str, str] = field(default_factory=dict)
     # The file beside this one with compiled code: ``file`` and ``sha256``; empty without one.
@@ -92,12 +102,12 @@ class Tuned:
     def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
         """The choice for a batch size, or of the nearest one that was measured.
 
-        Without a size, for the target's own, else for the largest that was measured.
+        Without a size, for the one that the run's answer is about.
         """
         choices = self.phases.get(phase)
         if not choices:
             return None
-        wanted = batch_size or self.own_batch_size.get(phase)
+        wanted = batch_size or self.batch_sizes.get(phase)
         if wanted is None:
             return choices[-1]
         return min(
@@ -135,7 +145,7 @@ class Tuned:
             "target": self.target,
             "fingerprint": dict(self.fingerprint),
             "interpreters": dict(self.interpreters),
-            "own_batch_size": dict(self.own_batch_size),
+            "batch_sizes": dict(self.batch_sizes),
             **({"cache": dict(self.cache)} if self.cache else {}),
             **({"decided_by": dict(self.decided_by)} if self.decided_by else {}),
             "phases": {n: [c.to_dict() for c in cs] for n, cs in self.phases.items()},
@@ -156,11 +166,21 @@ class Tuned:
                 n: tuple(Choice.from_dict(each, n) for each in f)
                 for n, f in data["phases"].items()
             }
-            names = ("fingerprint", "target", "own_batch_size", "interpreters")
-            facts: dict[str, Any] = {name: data[name] for name in names}
-            more = {name: data.get(name, {}) for name in ("cache", "decided_by")}
-            return cls(phases, **facts, **more)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            facts = {
+                name: made(kind, data[name], name) for name, kind in _FACTS.items()
+            }
+            cache = made(Mapping[str, str], data.get("cache", {}), "cache")
+            decided_by = made(
+                Mapping[str, Any], data.get("decided_by", {}), "decided_by"
+            )
+            return cls(phases, cache=cache, decided_by=decided_by, **facts)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             what = f"{where} is damaged: {type(error).__name__}: {error}"
             raise UsageError(what, hint=hint) from None
 
@@ -168,7 +188,7 @@ class Tuned:
     def from_report(cls, report: Report) -> Tuned:
         """The settings of a report."""
         every = report.phases.items()
-        phases = {n: best for n, phase in every if (best := _choices(phase, n))}
+        phases = {n: choices for n, phase in every if (choices := _choices(phase))}
         if not phases:
             what = "there is nothing to export: no phase has a result"
             raise UsageError(what, hint="autocompile show last")
@@ -177,11 +197,12 @@ class Tuned:
             name: str(other.get("python_path"))
             for name, other in report.environments.items()
         }
+        about = {n: report.phases[n].answer.batch_size for n in phases}
         return cls(
             phases,
             here,
             report.target.spec,
-            report.target.own_batch_size or {},
+            {n: size for n, size in about.items() if size is not None},
             paths,
             decided_by=report.decided_by,
         )
@@ -206,20 +227,20 @@ def unlike(
     }
 
 
-def _choices(phase: PhaseResult, name: str) -> tuple[Choice, ...]:
-    """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
-    if phase.answer is None:
+def _choices(phase: PhaseResult) -> tuple[Choice, ...]:
+    """One for each batch size that has an answer; none where the phase has none itself."""
+    if phase.answer.best is None:
         return ()
-    choices = []
-    for row in sorted(phase.sizes, key=lambda row: row.batch_size or 0):
-        config, speedup = EAGER, dict.fromkeys(("value", "low", "high"), 1.0)
-        if row.is_faster:
-            config = CompileConfig.from_dict(phase.config_of(row.number), name)
-            speedup = row.speedup.to_dict()
-        choices.append(
-            Choice(config, row.batch_size, speedup, row.confirmed_processes or 1)
+    return tuple(
+        Choice(
+            best.config if answer.changes_something else EAGER,
+            answer.batch_size,
+            best.speedup.to_dict(),
+            best.confirmed_processes or 1,
         )
-    return tuple(choices)
+        for answer in phase.answers
+        if (best := answer.best)
+    )
 
 
 @dataclass(frozen=True)
@@ -294,7 +315,7 @@ class TunedSet:
         path = Path(source)
         try:
             data = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:  # no such file, or no JSON
+        except (OSError, ValueError, RecursionError) as error:  # no file, or no JSON
             hint = f"autocompile export last -o {path}"
             raise UsageError(f"cannot read {path}: {error}", hint=hint) from None
         entries = cls.from_dict(

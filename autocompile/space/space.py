@@ -35,6 +35,7 @@ from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, TRAIN_STEP, pha
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.calls import workload_of
 from autocompile.store.record import Outcome, Record
+from autocompile.store.report import leading_size
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 USUAL_PHASES = (FORWARD, TRAIN_STEP)
@@ -192,11 +193,14 @@ def sizes_of(
 def first_sizes(
     spaces: Mapping[str, Space], request: Request, target: Mapping[str, Any]
 ) -> dict[str, int | None]:
-    """The batch size of each phase that comes first: the target's own, or by the objective."""
-    own_size = target.get("own_batch_size") or {}
-    choose = max if request.objective == "throughput" else min
-    sizes = {n: [s.batch_size or 0 for s in one.settings] for n, one in spaces.items()}
-    return {name: own_size.get(name) or choose(sizes[name]) or None for name in spaces}
+    """The batch size of each phase that its answer is about, and that comes first."""
+    own = target.get("own_batch_size") or {}
+    return {
+        name: leading_size(
+            own.get(name), [s.batch_size for s in space.settings], request.objective
+        )
+        for name, space in spaces.items()
+    }
 
 
 def calls_between_updates(

@@ -84,14 +84,14 @@ def read_calls(path: Path) -> RecordedCalls:
         raise UsageError(
             f"cannot read the calls in {path}: {error.strerror}", hint=_HOW
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not JSON: {_NOT_ONE}", str(error), hint=_HOW
         ) from error
     demand_schema(path, data, SCHEMA)
     try:
         return RecordedCalls.from_dict(data)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         what = f"{path} is damaged: {_NOT_ONE} that can be read"
         raise UsageError(what, f"{type(error).__name__}: {error}", hint=_HOW) from error
 
@@ -115,6 +115,8 @@ def _demand_value(value: Any) -> None:
             _demand_value(list(made(dict[str, Any], inner, kind).values()))
         elif kind != "object":
             raise ValueError(f"{kind!r} is no kind of value")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
     elif not isinstance(value, (str, int, float, type(None))):
         raise ValueError(f"{value!r} is no value")
 

@@ -6,10 +6,10 @@ import functools
 import reprlib
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from autocompile import __version__
 from autocompile.errors import RunError
@@ -74,6 +74,31 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value.value if isinstance(value, Enum) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a file in JSON; keys of other versions are left out when it is read."""
+
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Keys that are not there where they hold nothing."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Any:
+        return of_fields(cls, known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {
+            n: value for n, value in values.items() if value or n not in self.optional
+        }
+
+
+def demand_positive(**figures: float | None) -> None:
+    """Raise a ValueError if one of the figures is not above 0; None is not known."""
+    for name, value in figures.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}, and has to be above 0")
 
 
 def demand_schema(what: object, data: Any, newest: int) -> None:

@@ -298,7 +298,14 @@ class RunFolder:
                 continue
             except AutocompileError as error:
                 left_out[error.what].append(number)
-            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            except (
+                OSError,
+                KeyError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                RecursionError,
+            ) as error:
                 left_out[f"its result.json is damaged: {error}"].append(number)
         return records, [
             f"trials left out ({', '.join(map(str, numbers))}): {why}"
@@ -312,7 +319,7 @@ class RunFolder:
         except FileNotFoundError:
             what = f"{self.path} is not a run folder: it has no run.json"
             raise RunError(what, hint="autocompile show last") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         demand_schema(self.run_json, data, SCHEMA)
         if "plan" in data:

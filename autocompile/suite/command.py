@@ -71,8 +71,8 @@ def suite(
     from autocompile.report.page import as_page
     from autocompile.report.terminal import Page
     from autocompile.request import Request
-    from autocompile.store.report import Suite
     from autocompile.suite import tables as shown
+    from autocompile.suite.rows import Suite
     from autocompile.suite.runner import run_suite
 
     if require not in (None, "no-regression") or (require and compare is None):
@@ -106,7 +106,7 @@ def suite(
         for word in ("slower", "broke", "missing")
         for name in changes.get(word, ())
     ]
-    if require and not any(row.best for row in found.rows):
+    if require and earlier and not shown.is_comparable(found, earlier):
         lost = lost or ["there is nothing to compare"]
     if require and lost:
         say(f"gate: {'; '.join(lost)}")

@@ -30,8 +30,9 @@ from autocompile.space.space import USUAL_PHASES
 from autocompile.store import runs, targets
 from autocompile.store.files import write_json
 from autocompile.store.record import RunFolder
-from autocompile.store.report import SUITE, Member, Report, Row, Suite, rows_of
+from autocompile.store.report import Report
 from autocompile.store.targets import target_spec
+from autocompile.suite.rows import SUITE, Member, Row, Suite, rows_of
 
 Machines = Mapping[str, Mapping[str, Any]] | None
 _BATCH_SIZE = 8  # one size, since there are many models
@@ -292,7 +293,7 @@ class Runner:
             phase for report in reports.values() for phase in report.phases.values()
         ]
         is_over = not any(report.interrupted for report in reports.values())
-        return is_over and any(phase.answer for phase in phases)
+        return is_over and any(phase.answer.best for phase in phases)
 
     def _worth(self, member: Member) -> float:
         """The gain that the untried settings of a run may still bring, as a fraction.
@@ -303,7 +304,7 @@ class Runner:
             return 0.0
         reports = self._reports.get(member.folder, {}).values()
         answers = [
-            phase.answer for report in reports for phase in report.phases.values()
+            phase.answer.best for report in reports for phase in report.phases.values()
         ]
         if not any(answers):
             return float("inf") if not self._again[member.folder] else 0.0
@@ -323,7 +324,7 @@ class Runner:
         """The least seconds of use: where no compiled setting has ended, more than it had."""
         reports = self._reports.get(member.folder, {}).values()
         phases = [phase for report in reports for phase in report.phases.values()]
-        if not any(p.compiled_settings and not p.compiled_tried for p in phases):
+        if not any(p.compiled_listed and not p.compiled_tried for p in phases):
             return _LEAST_S
         had = [run["request"].get("budget_s") or 0.0 for run in self._made(member)]
         return max(_LEAST_S, _MORE * max(had, default=0.0))

@@ -7,7 +7,6 @@ import io
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import NormalDist
 
 from autocompile.report import text as show
@@ -20,7 +19,8 @@ from autocompile.report.document import (
     Text,
     spans,
 )
-from autocompile.store.report import Row, Suite, Tried
+from autocompile.store.report import Tried
+from autocompile.suite.rows import Row, Suite
 
 _TITLES = (
     "model",
@@ -46,8 +46,7 @@ def document(suite: Suite, earlier: Suite | None = None) -> Document:
     sections = [_section(phase, suite) for phase in phases]
     whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
     missing = len(
-        {r.run for r in suite.rows}
-        - {r.run for r in suite.rows if r.verdict != "not_run"}
+        {r.run for r in suite.rows} - {r.run for r in suite.rows if r.is_known}
     )
     status = (
         f"{show.many(missing, 'run')} of {len(suite.members)} models and phases "
@@ -136,14 +135,15 @@ def _cells(row: Row) -> tuple[Text, ...]:
         plain = _gain(row.plain) if is_right else Span(row.plain.outcome.value, "error")
     breaks = show.or_dash(row.plain.graph_breaks if row.plain else None)
     if row.best is None:
-        none: Text = "" if row.verdict == "not_run" else Span("no result", "error")
+        none: Text = Span("no result", "error") if row.is_known else ""
         return (*head, plain, none, show.plain(row.message), "", breaks, "")
-    is_faster = row.verdict == "faster"
     sure = "" if row.confidence == "high" else f" {show.plain(row.confidence)}"
-    best: Text = (
-        (Span(_gain(row.best), "good"), sure) if is_faster else f"keep eager{sure}"
-    )
-    setting: Text = Span(show.label(row.best.config), "code") if is_faster else "eager"
+    best: Text = f"keep eager{sure}"
+    setting: Text = "eager"
+    if row.verdict != "keep_eager":
+        kind = "good" if row.verdict == "faster" else "warning"
+        best = (Span(_gain(row.best), kind), sure)
+        setting = Span(show.label(row.best.config), "code")
     saved = ""
     if row.best.peak_memory_bytes and row.eager_peak_memory_bytes:
         saved = show.speedup(row.best.peak_memory_bytes / row.eager_peak_memory_bytes)
@@ -189,66 +189,85 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     """What became slower or faster by more than the noise, what broke and what works now.
 
     Speed-ups over eager mode are compared, so that another machine is no difference by itself; the
-    more there are, the larger a difference has to be.
+    more there are, the larger a difference has to be. What the earlier one had and this one has
+    not is missing: a setting of a backend that is not here, a row without a run.
     """
     words = ("slower", "broke", "missing", "faster", "works now")
     found: dict[str, list[str]] = {word: [] for word in words}
-    rows = [row.name for row in now.rows if row.verdict != "not_run"]
-    whole = {r.target: r for r in now.rows if r.verdict == "failed" and not r.phase}
-    for row in earlier.rows:
-        if row.best and row.name not in rows:
-            where = (
-                f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
-            )
-            if lost := whole.get(row.target):  # nothing of it works
-                found["broke"].append(f"{where}: {show.plain(lost.message)}")
-            else:
-                found["missing"].append(where)
-    pairs = [*_pairs(now, earlier)]
-    wide = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs))) / NormalDist().inv_cdf(
-        0.975
-    )
+    pairs = list(_pairs(now, earlier))
+    normal = NormalDist()
+    wide = normal.inv_cdf(1 - 0.025 / max(1, len(pairs))) / normal.inv_cdf(0.975)
     for name, old, new in pairs:
-        if not new.is_right:
-            if old.is_right:
+        if isinstance(new, str):
+            found["broke"].append(f"{name}: {new}" if new else name)
+        elif new is None:
+            found["missing"].append(name)
+        elif not new.is_right:
+            if old is not None and old.is_right:
                 found["broke"].append(f"{name}: {_outcome(new)}")
-        elif not old.is_right:
+        elif old is None or not old.is_right:
             found["works now"].append(name)
-        else:
-            change = new.against(old)
-            room = (change.high if change.value < 1 else change.low) / change.value
-            if abs(math.log(change.value)) > wide * abs(math.log(room)):
-                both = f"{show.speedup(old.speedup)} → {show.speedup(new.speedup)}"
-                found["slower" if change.value < 1 else "faster"].append(
-                    f"{name}: {both}"
-                )
+        elif word := _moved(old, new, wide):
+            both = f"{show.speedup(old.speedup)} → {show.speedup(new.speedup)}"
+            found[word].append(f"{name}: {both}")
     return found
 
 
-def _pairs(now: Suite, earlier: Suite) -> Iterator[tuple[str, Tried, Tried]]:
-    """What both suites have tried: plain torch.compile(), the best, or each given setting."""
-    nothing = Tried.none()
-    before = {row.name: row for row in earlier.rows}
-    for row in now.rows:
-        if (old := before.get(row.name)) is None or "not_run" in (
-            old.verdict,
-            row.verdict,
-        ):
+def _moved(old: Tried, new: Tried, wide: float) -> str:
+    """``slower`` or ``faster`` where a speed-up changed by more than ``wide`` intervals."""
+    change = new.against(old)
+    room = (change.high if change.value < 1 else change.low) / change.value
+    if abs(math.log(change.value)) <= wide * abs(math.log(room)):
+        return ""
+    return "slower" if change.value < 1 else "faster"
+
+
+def is_comparable(now: Suite, earlier: Suite) -> bool:
+    """Whether anything of the earlier suite has a result that this one can be held against."""
+    return any(old is not None for _, old, _ in _pairs(now, earlier))
+
+
+_Pair = tuple[str, Tried | None, Tried | str | None]
+"""A name, what the earlier suite had, and what this one has: None where it is missing, words
+where it has none for a reason."""
+
+
+def _pairs(now: Suite, earlier: Suite) -> Iterator[_Pair]:
+    """What is compared: plain torch.compile(), the best, or each given setting."""
+    rows = {row.name: row for row in now.rows if row.is_known}
+    # A model of which nothing works has one row, without a phase.
+    lost = {r.target: r for r in now.rows if r.verdict == "failed" and not r.phase}
+    for old in earlier.rows:
+        if not old.is_known:
             continue
-        where = f"{_model(row)}, {row.phase}, batch size {show.or_dash(row.batch_size)}"
-        lost = replace(nothing, message=row.message)
-        if old.best or row.best:
-            yield f"{where}, the best", old.best or nothing, row.best or lost
-        is_fixed = now.fixed and earlier.fixed
-        for one in old.settings if is_fixed else filter(None, (old.plain,)):
-            new = next((t for t in row.settings if t.key == one.key), None)
-            if new is not None:
-                yield f"{where}, {show.label(one.config)}", one, new
+        size = show.or_dash(old.batch_size)
+        where = f"{_model(old)}, {old.phase}, batch size {size}"
+        row = rows.get(old.name)
+        if row is not None:
+            yield from _pairs_of(where, old, row, now.fixed and earlier.fixed)
+        elif old.best and (whole := lost.get(old.target)):
+            yield where, old.best, show.plain(whole.message)
+        elif old.best:
+            yield where, old.best, None
+
+
+def _pairs_of(where: str, old: Row, row: Row, is_fixed: bool) -> Iterator[_Pair]:
+    """The pairs of a row that both suites have."""
+    if row.best is not None:
+        yield f"{where}, the best", old.best, row.best
+    elif old.best is not None:
+        yield f"{where}, the best", old.best, show.plain(row.message)
+    mine = {tried.config: tried for tried in row.settings}
+    for one in old.settings if is_fixed else filter(None, (old.plain,)):
+        new = mine.get(one.config)
+        # Of a row without any result the best says it already.
+        if row.best is not None or new is not None:
+            yield f"{where}, {show.label(one.config)}", one, new
 
 
 def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
-    rows = {row.name for row in earlier.rows if row.verdict != "not_run"}
-    both = [row for row in now.rows if row.name in rows and row.verdict != "not_run"]
+    rows = {row.name for row in earlier.rows if row.is_known}
+    both = [row for row in now.rows if row.name in rows and row.is_known]
     count = show.many(len(both), "row")
     yield Line("Compared", (f"{count} with the same in {show.plain(earlier.name)}",))
     for key in ("torch", "device_name", "cpu"):
@@ -283,48 +302,44 @@ def to_csv(suite: Suite) -> str:
     writer.writerow(_COLUMNS)
     device = str(suite.environment.get("device", "")).partition(":")[0]
     for row in suite.rows:
-        plain_and_best = (("plain", row.plain), ("best", row.best))
-        given = (
-            [(show.label(t.config), t) for t in row.settings] if suite.fixed else None
-        )
-        for setting, tried in given or plain_and_best:
-            right = tried is not None and tried.is_right
-            gain = (
-                f"{tried.speedup.value:.4f}"
-                if right and tried and tried.speedup
-                else "0.0"
-            )
-            memory = tried.peak_memory_bytes if tried else None
-            eager = row.eager_peak_memory_bytes
-            nothing = "fail_to_run" if row.verdict == "failed" else "not_run"
-            writer.writerow(
-                (
-                    device,
-                    _cell(row.target),
-                    row.batch_size,
-                    gain,
-                    _number(tried.call_s if tried else None, 1e3),
-                    _number(tried.compile_s if tried else None),
-                    f"{eager / memory:.4f}" if eager and memory else "",
-                    _number(eager, 1e-9),
-                    _number(memory, 1e-9),
-                    "pass"
-                    if right
-                    else f"fail_{tried.outcome.value}"
-                    if tried
-                    else nothing,
-                    tried.graph_breaks if tried else None,
-                    row.phase,
-                    show.label(tried.config)
-                    if tried and setting == "best"
-                    else setting,
-                    row.confidence if setting == "best" else "",
-                    _cell(
-                        row.message or (tried.message if tried and not right else "")
-                    ),
-                )
-            )
+        lines: list[tuple[str, Tried | None]] = [
+            ("plain", row.plain),
+            ("best", row.best),
+        ]
+        if suite.fixed and row.settings:
+            lines = [(show.label(t.config), t) for t in row.settings]
+        for setting, tried in lines:
+            writer.writerow((device, *_csv_line(row, setting, tried)))
     return out.getvalue()
+
+
+def _csv_line(row: Row, setting: str, tried: Tried | None) -> tuple[object, ...]:
+    """One setting of a row, without the device."""
+    is_right = tried is not None and tried.is_right
+    gain = tried.speedup.value if is_right and tried and tried.speedup else None
+    memory = tried.peak_memory_bytes if tried else None
+    eager = row.eager_peak_memory_bytes
+    accuracy = "fail_to_run" if row.verdict == "failed" else "not_run"
+    if tried:
+        accuracy = "pass" if is_right else f"fail_{tried.outcome.value}"
+    is_best = setting == "best"
+    message = row.message or (tried.message if tried and not is_right else "")
+    return (
+        _cell(row.target),
+        row.batch_size,
+        "0.0" if gain is None else f"{gain:.4f}",
+        _number(tried.call_s if tried else None, 1e3),
+        _number(tried.compile_s if tried else None),
+        f"{eager / memory:.4f}" if eager and memory else "",
+        _number(eager, 1e-9),
+        _number(memory, 1e-9),
+        accuracy,
+        tried.graph_breaks if tried else None,
+        row.phase,
+        show.label(tried.config) if tried and is_best else setting,
+        row.confidence if is_best else "",
+        _cell(message),
+    )
 
 
 def _cell(text: str) -> str:

@@ -46,14 +46,19 @@ ASKED: dict[str, Any] = {
 def told(result: Result, began: float) -> dict[str, Any]:
     """Wall seconds and answer of a run."""
     phase = result.to_dict()["phases"]["forward"]
-    names = ("number", "batch_size", "speedup", "confirmed_processes", "decided")
-    configs = {t["number"]: t["config"] for t in phase["trials"]}
+    names = ("number", "speedup", "confirmed_processes")
+    every = [a for a in (phase["answer"], *phase["other_sizes"]) if a["best"]]
     return {
         "wall_s": round(time.monotonic() - began, 1),
         "trials": len([t for t in phase["trials"] if t["role"] == "search"]),
         "answer": [
-            {**{n: row[n] for n in names}, "mode": configs[row["number"]]["mode"]}
-            for row in phase["by_batch_size"]
+            {
+                **{n: answer["best"][n] for n in names},
+                "batch_size": answer["batch_size"],
+                "decided": answer["confidence"] == "high",
+                "mode": answer["best"]["config"]["mode"],
+            }
+            for answer in every
         ],
     }
 

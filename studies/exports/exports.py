@@ -56,7 +56,7 @@ def tune(path: str, budget_s: str = "75") -> None:
     )
     print(
         json.dumps(
-            {n: p["best"] for n, p in result.to_dict()["phases"].items()}, indent=1
+            {n: p["answer"] for n, p in result.to_dict()["phases"].items()}, indent=1
         )
     )
 
@@ -107,9 +107,10 @@ def _in_a_process(target: str, to: str, work: Path) -> dict[str, Any]:
 
 
 def _confirmed(phase: dict[str, Any]) -> dict[str, Any]:
-    best = phase["best"]
+    answer = phase["answer"]
     kept = ("config", "speedup", "confirmed_processes", "exported")
-    return {"verdict": phase["verdict"], **{name: best.get(name) for name in kept}}
+    figures = {name: answer["best"].get(name) for name in kept}
+    return {"verdict": answer["verdict"], **figures}
 
 
 def child(target: str, to: str) -> None:

@@ -36,14 +36,11 @@ def rows(folder: Path) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Name, best setting and whether it was decided, of each phase that was raced side by side."""
     for path in sorted(folder.glob("*.json")):
         for name, phase in json.loads(path.read_text("utf-8"))["phases"].items():
-            if "confidence" in phase:  # not in reports of the earliest version
-                size = phase["best"]["batch_size"]
-                where = f", batch {size}" if size else ""
-                yield (
-                    f"{path.stem}: {name}{where}",
-                    phase["best"],
-                    phase["confidence"]["decided"],
-                )
+            answer = phase["answer"]
+            size = answer["batch_size"]
+            where = f", batch {size}" if size else ""
+            decided = answer["confidence"] == "high"
+            yield f"{path.stem}: {name}{where}", answer["best"], decided
 
 
 def at(ratio: float) -> float:

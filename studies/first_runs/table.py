@@ -17,14 +17,15 @@ print("|---|---|---|---|---|---|---|---|")
 for path in sorted(HERE.glob("*/*.json")):
     report = json.loads(path.read_text("utf-8"))
     for name, phase in report["phases"].items():
-        settings = {t["number"]: t["config"] for t in phase["trials"]}
-        for row in phase["by_batch_size"]:
-            config, speedup = settings[row["number"]], row["speedup"]
+        for answer in (phase["answer"], *phase["other_sizes"]):
+            row = answer.get("next") or answer["best"]
+            config, speedup = row["config"], row["speedup"]
             label = CompileConfig.from_dict(config).label()
             interval = (
                 f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"
             )
             print(
-                f"| {path.parent.name} | {path.stem} | {name} | {row['batch_size'] or '-'} "
-                f"| {label} | {interval} | {row['confirmed_processes']} | {phase['verdict']} |"
+                f"| {path.parent.name} | {path.stem} | {name} "
+                f"| {answer['batch_size'] or '-'} | {label} | {interval} "
+                f"| {row['confirmed_processes']} | {phase['answer']['verdict']} |"
             )

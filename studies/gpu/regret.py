@@ -117,19 +117,19 @@ def tuned(
 
 def told(phase: dict[str, Any]) -> dict[str, Any]:
     """The answer of a report."""
-    best = phase.get("best") or {}
-    confidence = phase.get("confidence") or {}
+    answer = phase.get("answer") or {}
+    best = answer.get("best") or {}
     return {
-        "verdict": phase.get("verdict"),
-        "word": confidence.get("word") if isinstance(confidence, dict) else confidence,
-        "open": confidence.get("open") if isinstance(confidence, dict) else None,
+        "verdict": answer.get("verdict"),
+        "word": answer.get("confidence"),
+        "open": answer.get("why"),
         "config": best.get("config"),
         "speedup": best.get("speedup"),
         "call_s": best.get("call_s"),
         "tried": phase.get("tried"),
-        "settings": phase.get("settings"),
+        "settings": phase.get("listed"),
         "compiled_tried": phase.get("compiled_tried"),
-        "compiled_settings": phase.get("compiled_settings"),
+        "compiled_settings": phase.get("compiled_listed"),
         "failures": phase.get("failures"),
     }
 

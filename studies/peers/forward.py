@@ -94,13 +94,12 @@ def autocompile(name: str, device: str, budget_s: int | None) -> dict[str, Any]:
             run_dir=Path(folder) / "run",
             progress="none",
         )
-    phase = result.report.phases["forward"]
-    assert phase.best
-    sure = phase.confidence.word if phase.confidence else ""
-    pick = {k: v for k, v in phase.best.config.items() if v}
-    interval = phase.best.speedup
+    answer = result.report.phases["forward"].answer
+    assert answer.best
+    pick = {k: v for k, v in answer.best.config.to_dict().items() if v}
+    interval = answer.best.speedup
     known = {"speedup": interval.value, "low": interval.low, "high": interval.high}
-    return {"pick": pick, **known, "confidence": sure}
+    return {"pick": pick, **known, "confidence": answer.confidence}
 
 
 def reference(name: str, device: str, picks: list[Any]) -> dict[str, Any]:

@@ -64,11 +64,10 @@ def autocompile(device: str) -> dict[str, Any]:
             progress="plain",
         )
     phase = result.report.phases["train_step"]
-    assert phase.best
-    outcomes = [
-        t.outcome.value for t in phase.trials if t.config["backend"] == "inductor"
-    ]
-    return {"pick": phase.best.config["backend"], "outcomes": sorted(set(outcomes))}
+    best = phase.answer.best
+    assert best
+    outcomes = [t.outcome.value for t in phase.trials if t.config.backend == "inductor"]
+    return {"pick": best.config.backend, "outcomes": sorted(set(outcomes))}
 
 
 def autotune(device: str) -> dict[str, Any]:

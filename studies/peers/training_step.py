@@ -113,17 +113,18 @@ def autocompile(name: str, budget_s: int) -> dict[str, Any]:
             progress="none",
         )
     phase = result.report.phases["train_step"]
-    assert phase.best
-    interval = phase.best.speedup
+    best = phase.answer.best
+    assert best
+    interval = best.speedup
     return {
-        "pick": dict(phase.best.config),
+        "pick": best.config.to_dict(),
         "speedup": interval.value,
         "low": interval.low,
         "high": interval.high,
-        "confidence": phase.confidence.word if phase.confidence else "",
+        "confidence": phase.answer.confidence,
         "trials": [
             {
-                "config": {**plain_of(t.config), **dict(t.config.get("options", {}))},
+                "config": {**plain_of(t.config.to_dict()), **dict(t.config.options)},
                 "outcome": t.outcome.value,
                 "speedup": t.speedup.value if t.speedup else None,
             }

@@ -69,16 +69,17 @@ def run(arguments: list[str], stop_s: float | None) -> dict[str, Any]:
 def picks(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What is best at each batch size of each phase."""
     for name, phase in report.get("phases", {}).items():
-        configs = {trial["number"]: trial["config"] for trial in phase["trials"]}
-        for row in phase["by_batch_size"]:
-            yield {
-                "phase": name,
-                "batch_size": row["batch_size"],
-                "config": configs[row["number"]] if row["faster"] else None,
-                "speedup": row["speedup"],
-                "sets": row["confirmed_processes"],
-                "decided": row["decided"],
-            }
+        for answer in (phase["answer"], *phase["other_sizes"]):
+            if best := answer["best"]:
+                is_faster = answer["verdict"] == "faster"
+                yield {
+                    "phase": name,
+                    "batch_size": answer["batch_size"],
+                    "config": best["config"] if is_faster else None,
+                    "speedup": best["speedup"],
+                    "sets": best["confirmed_processes"],
+                    "decided": answer["confidence"] == "high",
+                }
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autocompile.report.text import label
-from autocompile.store.report import Row, Suite, Tried
+from autocompile.store.report import Tried
+from autocompile.suite.rows import Row, Suite
 
 Lines = Iterator[str]
 

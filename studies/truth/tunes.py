@@ -126,9 +126,9 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
         "sets": decision.best.sets,
         "races": len({r.race for r in records} - {None}),
         "decided": not decision.open,
-        "ceiling": round(decision.ceiling, 5),
+        "ceiling": round(decision.ceiling or 0.0, 5),
         "slow_host": bool(decision.best.slow_sets),
-        "reason": report["reason"],
+        "reason": report["answer"]["reason"],
         "ties": [names[c.record.config] for c in decision.ties],
         "all": {names[c.record.config]: [c.sets, *rounded(c.speedup)] for c in found},
         "failed": {

@@ -200,6 +200,7 @@ def by_autocompile(
         if r.wall_s
     ]
     report = result.to_dict()["phases"][work.phase]
+    every = [report["answer"], *report["other_sizes"]]
     search_s = watch.race_s if watch.race_s is not None else total_s
     return {
         "jobs": jobs,
@@ -208,8 +209,8 @@ def by_autocompile(
         "start_s": before_s,
         "first_trial_s": before_s + (watch.first_s or 0.0),
         "tuner_cpu_share": (cpu_s() - used) / total_s,
-        "sets": [row["confirmed_processes"] for row in report["by_batch_size"]],
-        "decided": [row["decided"] for row in report["by_batch_size"]],
+        "sets": [a["best"]["confirmed_processes"] for a in every if a["best"]],
+        "decided": [a["confidence"] == "high" for a in every if a["best"]],
         "warnings": watch.warnings,
         "environment": result.environment,
         "trials": trials,

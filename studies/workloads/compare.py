@@ -173,9 +173,10 @@ def pick(target: Path, more: list[str], folder: Path, options: Any) -> dict[str,
             f"the tune found nothing: a longer --budget than {options.budget}?"
         )
     (phase,) = json.loads((folder / "report.json").read_text())["phases"].values()
-    found = {"config": phase["best"]["config"], "speedup": phase["best"]["speedup"]}
+    answer = phase["answer"]
+    found = {key: answer["best"][key] for key in ("config", "speedup")}
     found |= {
-        "confidence": phase["confidence"],
+        "confidence": answer["confidence"],
         "wall_s": round(time.monotonic() - began, 1),
     }
     file = folder / "tuned.json"

@@ -146,9 +146,9 @@ def main() -> None:
         phase = json.loads((folder / "report.json").read_text())["phases"][
             "inference_step"
         ]
-        best = phase["best"]
-        data["pick"] = {k: best[k] for k in ("config", "speedup")}
-        data["pick"]["confidence"] = phase["confidence"]
+        answer = phase["answer"]
+        data["pick"] = {k: answer["best"][k] for k in ("config", "speedup")}
+        data["pick"]["confidence"] = answer["confidence"]
         file = Path(temporary) / "tuned.json"
         export = [
             sys.executable,

@@ -314,7 +314,7 @@ def test_a_gate_that_is_not_met_is_exit_code_1(
         "tune", str(target), "--progress", "none", "--require-speedup", "1.05", "--json"
     )
     assert done.returncode == code, done.stderr
-    assert json.loads(done.stdout)["phases"]["forward"]["verdict"] == "faster"
+    assert json.loads(done.stdout)["phases"]["forward"]["answer"]["verdict"] == "faster"
     assert done.stderr == "gate: forward is not surely faster by 1.05x\n" * code
 
 

@@ -270,6 +270,35 @@ def test_settings_are_tried_by_what_decided_when_they_were_found(target: Path) -
     assert {r.horizon for r in result.trials if r.role == "search"} == {500}
 
 
+def test_a_setting_is_judged_by_the_limits_it_was_chosen_by(target: Path) -> None:
+    """Plain compile is faster, and takes longer to compile than was allowed."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["backend"] == "eager":
+            return measured(1.0, noise=0.005)
+        if config["mode"] == "default":
+            return measured(1.5, noise=0.005, compile_s=30.0)
+        return measured(1.3, noise=0.005, compile_s=5.0)
+
+    verdicts = []
+    for decided in ({"limits": {"compile_s": 10.0}}, {}):
+        wanted = replace(settings(), decided_by=decided)
+        result = tune(target, executor=FakeExecutor(script), only=wanted, trials=4)
+        (one,) = check(wanted, result)
+        verdicts.append(one.verdict)
+    assert verdicts == ["fastest", "default"]
+
+
+def test_a_setting_is_judged_with_the_tolerance_it_was_found_with(target: Path) -> None:
+    executor = FakeExecutor(lambda request: measured(1.0))
+    decided = {"tolerance": 0.05, "calls_per_update": 500, "seed": 7}
+    wanted = replace(settings(), decided_by=decided)
+    tune(target, executor=executor, only=wanted, trials=4)
+    for name, value in decided.items():
+        assert {r.get(name) for r in executor.requests} == {value}, name
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -332,19 +332,17 @@ def test_a_longer_program_pays_for_a_longer_compile(passes: float) -> None:
         CHANNELS_LAST, 1.24, compile_s=0.1
     )  # half as long to compile, and as fast
     run.records = [dataclasses.replace(r, horizon=passes) for r in run.records]
-    found = as_calls_grow(candidates(run.records), Limits(), passes)
+    found = as_calls_grow(candidates(run.records), Limits())
     assert [(c.record.config, round(n)) for c, n in found] == [
         (EAGER, 0),
         (CHANNELS_LAST, round(0.1 / (1e-3 - 1e-3 / 1.24))),
         (MAX, round(3.1 / (1e-3 / 1.24 - 1e-3 / 2))),
     ]
-    few = as_calls_grow(candidates(run.records), Limits(compile_s=0.15), passes)
+    few = as_calls_grow(candidates(run.records), Limits(compile_s=0.15))
     assert [c.record.config for c, _ in few] == [EAGER, CHANNELS_LAST]
 
 
 def test_where_nothing_is_faster_eager_mode_stays_for_any_number_of_calls() -> None:
     run = Run()
     run.search(LITE, 1.01)
-    assert [n for _, n in as_calls_grow(candidates(run.records), Limits(), 1e6)] == [
-        0.0
-    ]
+    assert [n for _, n in as_calls_grow(candidates(run.records), Limits())] == [0.0]

@@ -33,7 +33,7 @@ SAMPLE = json.loads(
 )
 SCRIPTS = [name for name in FORMATS if name != "json"]
 STACKS = ["accelerate", "transformers", "lightning"]
-EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
+EAGER = SAMPLE["phases"]["optimizer_step"]["answer"]["best"]["config"]
 
 
 def typed(report: Report) -> TypedReport:
@@ -85,17 +85,22 @@ def report_for(rl: Report, plain: Report) -> Callable[[str], Report]:
     return lambda to: rl if to == "rllib" else plain
 
 
+def set_verdict(phase: Report, verdict: str) -> None:
+    answer = phase["answer"]
+    answer["verdict"] = verdict
+    if verdict == "keep_eager":
+        answer["best"]["config"] = EAGER
+    if verdict in ("failed", "unknown"):
+        answer.update(best=None, next=None, confidence="")
+
+
 def set_verdicts(report: Report, verdict: str) -> None:
     for phase in report["phases"].values():
-        phase["verdict"] = verdict
-        if verdict == "keep_eager":
-            phase["best"]["config"] = EAGER
-        if verdict == "failed":
-            phase["best"] = None
+        set_verdict(phase, verdict)
 
 
 def change_config(report: Report, phase: str, **changes: Any) -> None:
-    report["phases"][phase]["best"]["config"].update(changes)
+    report["phases"][phase]["answer"]["best"]["config"].update(changes)
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -157,8 +162,8 @@ def test_scripts_are_formatted_as_a_formatter_would(
 ) -> None:
     report = report_for(to)
     for phase in report["phases"].values():
-        if phase["verdict"] == "faster":
-            phase["best"]["config"].update(change)
+        if phase["answer"]["verdict"] == "faster":
+            phase["answer"]["best"]["config"].update(change)
     command = [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", "-"]
     done = subprocess.run(
         command, input=export(report, to), capture_output=True, text=True
@@ -178,7 +183,7 @@ def test_text_from_a_report_never_becomes_code(
     dirty["environment"].update(device_name=NASTY, torch=NASTY, autocompile=NASTY)
     dirty["target"]["choices"]["optimizer"] = NASTY
     for phase in dirty["phases"].values():
-        phase["reason"] = NASTY
+        phase["answer"]["reason"] = NASTY
     text = export(dirty, to)
     tree = ast.parse(export(clean, to))
     assert ast.dump(ast.parse(text)) == ast.dump(tree)
@@ -186,8 +191,8 @@ def test_text_from_a_report_never_becomes_code(
     for name in ("plain", NASTY):
         dirty["environments"] = {name: {"torch": name, "python_path": name}}
         for phase in dirty["phases"].values():
-            if phase["verdict"] == "faster":
-                phase["best"]["config"]["environment"] = name
+            if phase["answer"]["verdict"] == "faster":
+                phase["answer"]["best"]["config"]["environment"] = name
         text += export(dirty, to)
         shapes.append(
             [type(node).__name__ for node in ast.parse(export(dirty, to)).body]
@@ -250,11 +255,11 @@ def test_no_value_and_no_name_in_a_report_becomes_code(
     change_config(frozen, "forward", freezing=True)
     accepted = 0
     for report in (rl, plain, stepped, frozen):
+        for phase in report["phases"].values():
+            phase |= {"trials": [], "settings": []}  # no export reads them
         for place in leaves(
             {key: report[key] for key in ("target", "phases", "environment")}
         ):
-            if "trials" in place:
-                continue
             for text, is_key in itertools.product(CODE, (False, True)):
                 with contextlib.suppress(AutocompileError, *DAMAGE):
                     written = export(edited(report, place, text, is_key), to)
@@ -288,7 +293,8 @@ def with_fused_step(report: Report, **optimizer: Any) -> Report:
     """The forward pass in another layout, and the step of the user's own optimizer fused."""
     change_config(report, "forward", memory_format="channels_last")
     step = copy.deepcopy(report["phases"]["forward"])
-    step["best"] |= {"config": FUSED, "batch_size": None}
+    step["answer"]["best"]["config"] = FUSED
+    step["answer"]["batch_size"] = None
     report["phases"]["optimizer_step"] = step
     report["target"]["optimizer"] = {**OPTIMIZER, **optimizer}
     report["target"]["choices"]["optimizer"] = "get_optimizer() of the target"
@@ -329,8 +335,8 @@ def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(
     rl: Report, plain: Report
 ) -> None:
     own = {**EAGER, "memory_format": "channels_last"}
-    rl["phases"]["forward_exploration"]["best"]["config"] = own
-    plain["phases"]["forward"]["best"]["config"] = own
+    rl["phases"]["forward_exploration"]["answer"]["best"]["config"] = own
+    plain["phases"]["forward"]["answer"]["best"]["config"] = own
     assert "_forward" not in export(rl, "python").replace('"forward', "")
     assert "torch.compile(" not in export(plain, "python")
     assert "model = model.to(memory_format=torch.channels_last)" in export(
@@ -345,14 +351,14 @@ def test_what_was_not_confirmed_says_so_in_its_first_line(
     report = report_for(to)
     (name, phase), *_ = report["phases"].items()
     assert "NOT CONFIRMED" not in export(report, to) and unconfirmed(report) == []
-    phase["best"]["confirmed_processes"] = 2
+    phase["answer"]["best"]["confirmed_processes"] = 2
     assert export(report, to).startswith(
         f"# NOT CONFIRMED: {name} was measured in 2 fresh processes only"
     )
-    phase["best"]["confirmed_processes"] = 0
+    phase["answer"]["best"]["confirmed_processes"] = 0
     (said,) = unconfirmed(report)
     assert said.startswith(f"NOT CONFIRMED: {name} was measured in the search only")
-    phase["verdict"] = "keep_eager"
+    set_verdict(phase, "keep_eager")
     assert unconfirmed(report) == []
 
 
@@ -422,7 +428,7 @@ def test_model_stacks_refuse_what_is_no_forward_pass_and_point_elsewhere(
 @pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_fall_back_to_the_training_step(to: str, plain: Report) -> None:
     plain["phases"]["train_step"] = copy.deepcopy(plain["phases"]["forward"])
-    plain["phases"]["forward"].update(verdict="failed", best=None)
+    set_verdict(plain["phases"]["forward"], "failed")
     text = export(plain, to)
     assert "# train_step: 1.41x" in text
     assert "compiles the forward pass and its backward only" in " ".join(
@@ -488,15 +494,13 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
 
 
 def test_the_code_in_a_line_is_of_the_reports_best(rl: Report, plain: Report) -> None:
-    plain["phases"]["forward"]["by_batch_size"][1]["number"] = 3  # a tie
     assert to_paste(plain) == {"forward": 'torch.compile(model, mode="max-autotune")'}
     for report in (rl, plain):
         for name, choice in choices(typed(report)).items():
-            best = report["phases"][name]["best"]
+            answer = report["phases"][name]["answer"]
             if choice.config:
-                config = {k: v for k, v in best["config"].items() if k != "scope"}
-                assert choice.config.to_dict() | config == choice.config.to_dict()
-                assert choice.batch_size == best["batch_size"]
+                assert choice.config.to_dict() == answer["best"]["config"]
+                assert choice.batch_size == answer["batch_size"]
     set_verdicts(plain, "keep_eager")
     assert to_paste(plain) == {}
     set_verdicts(plain, "failed")
@@ -518,11 +522,11 @@ def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
 ) -> None:
     phases = plain["phases"]
     phases["optimizer_step"] = copy.deepcopy(phases["forward"])
-    phases["optimizer_step"]["verdict"] = "keep_eager"
+    set_verdict(phases["optimizer_step"], "keep_eager")
     change_config(plain, "forward", backend="eager", mode="default", threads=1)
     assert use_line(plain).startswith("autocompile export last --to python")
     assert "threads or precision" in export(plain, "python")
-    phases["optimizer_step"]["verdict"] = "failed"  # it asks for nothing
+    set_verdict(phases["optimizer_step"], "failed")  # it asks for nothing
     assert use_line(plain) == "torch.set_num_threads(1)"
     del phases["optimizer_step"]
     assert use_line(plain) == "torch.set_num_threads(1)"
@@ -596,12 +600,16 @@ def test_accelerate_is_given_no_backend_that_it_has_no_name_for(plain: Report) -
 
 def test_use_line_is_a_torch_compile_call(plain: Report) -> None:
     phase = plain["phases"]["forward"]
-    phase["best"]["config"].update(mode="default", options={"a": False}, dynamic=True)
+    phase["answer"]["best"]["config"].update(
+        mode="default", options={"a": False}, dynamic=True
+    )
     for name, called, compiled in (
         ("forward", "model", "model"),
         ("optimizer_step", "optimizer_step", "optimizer.step"),
         ("train_step", "train_step", "train_step"),
     ):
+        scope = "step" if name == "train_step" else "model"
+        phase["answer"]["best"]["config"]["scope"] = scope
         plain["phases"] = {name: phase}
         line = f'{called} = torch.compile({compiled}, options={{"a": False}}, dynamic=True)'
         assert use_line(plain) == line

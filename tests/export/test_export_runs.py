@@ -36,7 +36,7 @@ SAMPLE = json.loads(
     (Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8")
 )
 SETTING = {
-    **SAMPLE["phases"]["optimizer_step"]["best"]["config"],
+    **SAMPLE["phases"]["optimizer_step"]["answer"]["best"]["config"],
     "backend": "aot_eager",
 }
 KEEP_EAGER = SAMPLE["phases"]["optimizer_step"]
@@ -151,7 +151,7 @@ def export(report: Report, to: str) -> str:
 def faster(**config: Any) -> Report:
     """A phase in which one cheap setting won."""
     phase: Report = copy.deepcopy(SAMPLE["phases"]["forward_exploration"])
-    phase["best"]["config"] = {**SETTING, **config}
+    phase["answer"]["best"]["config"] = {**SETTING, **config}
     return phase
 
 

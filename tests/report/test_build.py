@@ -20,6 +20,7 @@ from autocompile.store.report import Report
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
 CPU = {"device": "cpu"}
+ALL_TRIED = {"untried": 0, "rest": [], "unseen": []}
 
 
 def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
@@ -28,7 +29,8 @@ def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
 
 def typed(run: Run, run_dir: str = "runs/net-0001") -> Report:
     about: dict[str, Any] = {"request": PLAN, "target": {}, "environment": CPU}
-    return build_report({**about, "phases": [run.phase]}, run.records, run_dir=run_dir)
+    about |= {"phases": [run.phase], "spaces": {run.phase: ALL_TRIED}}
+    return build_report(about, run.records, run_dir=run_dir)
 
 
 def test_no_figure_of_a_single_process_passes_a_gate() -> None:
@@ -36,7 +38,9 @@ def test_no_figure_of_a_single_process_passes_a_gate() -> None:
     lite = run.search(LITE, 2.0)
     for sets in range(4):
         found = report(run)
-        assert found["phases"]["forward"]["best"]["confirmed_processes"] == sets
+        assert (
+            found["phases"]["forward"]["answer"]["best"]["confirmed_processes"] == sets
+        )
         assert Result(typed(run), run.records).is_faster_by(1.5, "forward") is (
             sets > 1
         )
@@ -54,9 +58,9 @@ def test_what_is_open_comes_with_the_command_that_settles_it(
     run = Run()
     run.race(run.search(LITE, 1.3), 1.31)
     run.race(run.search(MAX, 1.3), 1.30)
-    said = report(run, run_dir)["phases"]["forward"]["confidence"]
-    assert (said["word"], said["decided"]) == ("open", False)
-    assert said["open"].endswith("% faster")
+    said = report(run, run_dir)["phases"]["forward"]["answer"]
+    assert said["confidence"] == "low"
+    assert said["why"].endswith("% faster")
     assert said["command"] == f"autocompile tune net.py --resume --budget 5m{more}"
 
 
@@ -68,7 +72,7 @@ def test_a_run_on_a_cluster_goes_on_there() -> None:
     about["request"] = {**PLAN, **options}
     for folder in ("runs/net-0001", "/a/b"):
         found = build_report(about, run.records, run_dir=f"{folder}/H100").to_dict()
-        said = found["phases"]["forward"]["confidence"]["command"]
+        said = found["phases"]["forward"]["answer"]["command"]
         there = f"--jobs 2 --ray head:6379 --accelerators H100 --run-dir {folder}"
         assert said == f"autocompile tune net.py --resume --budget 5m {there}"
 
@@ -83,20 +87,20 @@ def test_what_plain_compile_was_refused_for_may_be_rounding(
     run = Run()
     run.add(CompileConfig(), failed("wrong_output", message=message))
     run.race(run.search(LITE, 1.3), 1.31, 1.31, 1.31)
-    said = report(run)["phases"]["forward"]["confidence"]
-    assert (said["word"], said["command"]) == (word, "")
-    assert ("--tolerance" in said["open"]) is (word == "low")
+    said = report(run)["phases"]["forward"]["answer"]
+    assert (said["confidence"], said["command"]) == (word, "")
+    assert ("--tolerance" in said["why"]) is (word == "low")
 
 
 def test_a_best_that_was_not_raced_is_not_called_decided() -> None:
     run = Run()
     run.search(LITE, 1.3)
-    said = report(run)["phases"]["forward"]["confidence"]
-    assert said["open"] == "confirmed in 0 of 3 fresh processes"
-    assert said["word"] == "low"
+    said = report(run)["phases"]["forward"]["answer"]
+    assert said["why"] == "confirmed in 0 of 3 fresh processes"
+    assert said["confidence"] == "low"
 
 
-def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
+def test_a_batch_size_at_which_nothing_else_was_tried_has_no_answer() -> None:
     """ "Nothing is faster" would be said of nothing."""
     run = Run()
     run.race(run.search(LITE, 1.3), 1.3, 1.3, 1.3)
@@ -112,20 +116,21 @@ def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
         {**about, "phases": ["forward"]}, records, run_dir="runs/net-0001"
     ).to_dict()
     phase = found["phases"]["forward"]
-    assert phase["verdict"] == "keep_eager"
-    assert (
-        phase["reason"]
-        == "the run ended before any other setting was tried at batch size 16"
+    assert phase["answer"]["verdict"] == "unknown"
+    assert phase["answer"]["reason"] == (
+        "no compiled setting has ended at batch size 16: inductor lite was stopped after "
+        "1 s, in step measure"
     )
-    assert phase["confidence"]["open"] == phase["reason"]
-    assert phase["confidence"]["command"].startswith("autocompile tune net.py --resume")
+    assert phase["answer"]["command"].startswith("autocompile tune net.py --resume")
+    (other,) = phase["other_sizes"]
+    assert (other["batch_size"], other["verdict"]) == (4, "faster")
 
 
 def test_a_clear_decision_has_no_command() -> None:
     run = Run()
     run.race(run.search(LITE, 1.3), 1.3, 1.3, 1.3)
-    said = report(run)["phases"]["forward"]["confidence"]
-    assert said == {"word": "high", "decided": True, "open": "", "command": ""}
+    said = report(run)["phases"]["forward"]["answer"]
+    assert [said[name] for name in ("confidence", "why", "command")] == ["high", "", ""]
 
 
 def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried() -> (
@@ -135,14 +140,14 @@ def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried(
     run.add(LITE, failed("wrong_output", "verify"))
     about = {"request": PLAN, "target": {}, "environment": CPU, "phases": [run.phase]}
     for untried, word in ((60, "low"), (0, "high")):
-        space = {"untried": untried, "configs": 62}
+        space = {"untried": untried, "configs": 62, "rest": []}
         found = build_report(
             {**about, "spaces": {"forward": space}}, run.records, run_dir="x"
         ).to_dict()
-        said = found["phases"]["forward"]["confidence"]
-        assert (said["word"], said["open"]) == (
+        said = found["phases"]["forward"]["answer"]
+        assert (said["confidence"], said["why"]) == (
             word,
-            "2 of 62 settings tried" * (untried > 0),
+            "2 of 62 settings tried at batch size 4" * (untried > 0),
         )
 
 
@@ -152,8 +157,8 @@ def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:
     run.race(lite, 1.0, 1.0, 1.0)
     run.search(MAX, 1.005)
     phase = report(run)["phases"]["forward"]
-    assert phase["verdict"] == "keep_eager"
-    assert phase["by_batch_size"][0]["number"] == lite
+    assert phase["answer"]["verdict"] == "keep_eager"
+    assert phase["answer"]["next"]["number"] == lite
 
 
 def test_where_eager_mode_itself_fails_the_reason_is_its_own_error() -> None:
@@ -163,8 +168,8 @@ def test_where_eager_mode_itself_fails_the_reason_is_its_own_error() -> None:
     )
     run.records = [replace(eager, measurement=None)]
     found = report(run)["phases"]["forward"]
-    assert found["verdict"] == "failed"
-    assert found["reason"] == "eager mode itself fails: IndexError: index 16"
+    assert found["answer"]["verdict"] == "failed"
+    assert found["answer"]["reason"] == "eager mode itself fails: IndexError: index 16"
 
 
 SHAPES = (("8×128", 18, 5e-4, 4e-4), ("8×512", 2, 3e-3, 2e-3))
@@ -203,7 +208,7 @@ def test_the_calls_of_a_workload_are_told_by_shape_and_percentile() -> None:
     assert ["p95", "of", "all", "calls", "3.0", "ms", "2.0", "ms", "1.50×"] in map(
         str.split, lines
     )
-    best = result.report.phases["forward"].best
+    best = result.report.phases["forward"].answer.best
     assert best is not None and best.break_even_calls == round(1.0 / 5e-3 * 20)
     page = to_html(result.report)
     assert "Calls by shape" in page and "8×512" in page and "p99 of all calls" in page
@@ -213,7 +218,7 @@ def test_with_a_horizon_the_report_names_the_setting_of_each_number_of_calls() -
     result = of_a_workload(*timed_at(horizon=2000.0), horizon=40_000)
     assert "Calls   eager up to 4 000 calls, then inductor lite" in str(result)
     turns = result.to_dict()["phases"]["forward"]["as_calls_grow"]
-    assert turns == [{"number": 0, "calls": 0}, {"number": 1, "calls": 4000}]
+    assert [(turn["number"], turn["calls"]) for turn in turns] == [(0, 0), (1, 4000)]
     assert (
         "as_calls_grow" not in of_a_workload(*timed_at()).to_dict()["phases"]["forward"]
     )
@@ -243,7 +248,7 @@ def test_what_it_costs_to_give_memory_back_is_said_where_it_is_much() -> None:
         run = Run()
         run.records[0].detail["given_back"] = {"times": times, "faults": faults}
         run.search(LITE, 1.5)
-        notes = report(run)["phases"]["forward"]["best"]["notes"]
+        notes = report(run)["phases"]["forward"]["answer"]["best"]["notes"]
         assert (
             any("1.7 times as long (540 page faults a call)" in n for n in notes)
             is is_said

@@ -116,12 +116,12 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
     answer = Page(text[start:end]).text
     assert "1.60×" in answer and "[1.55, 1.66]" in answer
     assert 'torch.compile(model, mode="max-autotune")' in answer
-    assert "keep eager" in answer and answer.count("high") == 2
+    assert "keep eager" in answer and answer.count("open") == 2
     text, report = page_of("interrupted", tmp_path)
     assert "Interrupted: these are the results so far." in text
     assert '<td><span class="warning">low</span></td>' in text
-    sure = report.phases["optimizer_step"].confidence
-    assert sure and html.escape(sure.command) in text
+    command = report.phases["optimizer_step"].answer.command
+    assert command and html.escape(command) in text
 
 
 def hostile(part: Any) -> Any:
@@ -137,7 +137,7 @@ def hostile(part: Any) -> Any:
             "unit",
             "config",
         )
-        kept += ("word", "effort", "objective")
+        kept += ("confidence", "effort", "objective")
         return {k: v if k in kept else hostile(v) for k, v in part.items()}
     if isinstance(part, list):
         return [hostile(each) for each in part]
@@ -149,7 +149,9 @@ def hostile_report() -> dict[str, Any]:
     report: dict[str, Any] = hostile(copy.deepcopy(SAMPLE))
     phase = report["phases"]["forward_exploration"]
     report["phases"] = {HOSTILE: phase}
-    phase["trials"][1]["config"] = phase["best"]["config"] = {"backend": HOSTILE}
+    phase["trials"][1]["config"] = phase["answer"]["best"]["config"] = {
+        "backend": HOSTILE
+    }
     row = {"count": 1, "backend": HOSTILE, "outcome": "crashed", "step": "compile"}
     row |= {
         "message": HOSTILE,
@@ -174,12 +176,16 @@ def assert_is_text(shown: str) -> None:
 
 def test_nothing_that_a_file_says_becomes_markup() -> None:
     report = hostile_report()
-    run = Run(phase=HOSTILE, batch_size=report["phases"][HOSTILE]["best"]["batch_size"])
+    run = Run(
+        phase=HOSTILE,
+        batch_size=report["phases"][HOSTILE]["answer"]["batch_size"],
+    )
     run.search(CompileConfig(HOSTILE), 1.5)
     text = to_html(Report.from_dict(report), run.records, {HOSTILE: HOSTILE})
     assert_is_text(text)
     assert text.count("<svg") == 3
-    report["phases"][HOSTILE]["best"]["batch_size"] = HOSTILE  # where a number belongs
+    # Where a number belongs.
+    report["phases"][HOSTILE]["answer"]["batch_size"] = HOSTILE
     with pytest.raises(ValueError, match="batch_size is"):
         Report.from_dict(report)
 
@@ -252,8 +258,9 @@ def test_a_dot_stands_where_its_figures_are() -> None:
         }
         for n, (v, s) in enumerate(zip(speeds, times, strict=True))
     ]
-    phase["best"] |= {"number": 2, "batch_size": first["batch_size"]}
-    phase["by_batch_size"] = []
+    phase["answer"]["best"]["number"] = 2
+    phase["answer"]["batch_size"] = first["batch_size"]
+    phase["other_sizes"] = []
     (plot,) = of_phase("forward_exploration", PhaseResult.from_dict(phase), ())
     (x1, y1, *_), (x2, y2, *_), (x3, y3, radius, *_) = plot.dots
     assert x3 - x2 == pytest.approx(x2 - x1, abs=0.2)

@@ -146,7 +146,7 @@ def test_remarks_tell_repeats_breaks_and_doubts() -> None:
         batch_size=None,
         message="",
         role="search",
-        config={},
+        config=CompileConfig(),
         wall_s=1.0,
         outcome=Outcome.OK,
         step=Step.EXIT,
@@ -159,12 +159,6 @@ def test_remarks_tell_repeats_breaks_and_doubts() -> None:
         "1 graph break",
     ]
     assert list(remarks(replace(base, duplicate_of=5), [])) == ["same code as trial 5"]
-
-
-def test_a_setting_has_the_label_of_its_config_also_one_of_a_newer_version() -> None:
-    config = CompileConfig(mode="max-autotune", fullgraph=True)
-    assert text.label(config.to_dict()) == text.label(config) == config.label()
-    assert text.label({**config.to_dict(), "tiles": "square"}).endswith("tiles=square")
 
 
 def test_what_an_encoding_cannot_write_keeps_its_length() -> None:

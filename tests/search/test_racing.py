@@ -47,7 +47,7 @@ def race(target: Path, script: Any = CLEAR, **options: Any) -> autocompile.Resul
 
 
 def best_of(result: autocompile.Result) -> Best:
-    best = result.report.phases["forward"].best
+    best = result.report.phases["forward"].answer.best
     assert best
     return best
 
@@ -68,7 +68,7 @@ def test_three_sets_are_enough_where_the_order_is_clear(target: Path) -> None:
     assert best.confirmed_processes == 3
     assert best.speedup_against_default
     assert best.speedup_against_default.value == pytest.approx(1.25, rel=0.01)
-    assert result.to_dict()["phases"]["forward"]["confidence"]["decided"]
+    assert result.report.phases["forward"].answer.is_decided
 
 
 def test_who_may_still_be_better_gets_more_sets_and_no_more_than_six(
@@ -84,10 +84,9 @@ def test_who_may_still_be_better_gets_more_sets_and_no_more_than_six(
         lambda r: measured(1.0 if is_eager(r) else next(values[r["config"]["mode"]])),
     )
     assert raced(result)["max-autotune"] == 6
-    confidence = result.to_dict()["phases"]["forward"]["confidence"]
-    assert not confidence["decided"]
-    assert "--resume --budget 5m" in confidence["command"]
-    assert "may be up to" in confidence["open"]
+    answer = result.report.phases["forward"].answer
+    assert answer.confidence == "open" and "may be up to" in answer.why
+    assert answer.command == "", "each had all the sets that it may have"
 
 
 def own_size(script: Any) -> FakeExecutor:
@@ -99,11 +98,10 @@ def test_each_batch_size_and_phase_is_raced_the_users_own_first(target: Path) ->
     show, space = Listener(), dataclasses.replace(SPACE, batch_sizes=(1, 4, 16))
     result = race(target, own_size(CLEAR), space=space, progress=show)
     assert show.races == [4, 4, 4, 16, 16, 16, 1, 1, 1]
-    phase = result.to_dict()["phases"]["forward"]
-    assert phase["best"]["batch_size"] == 4, (
-        "the report is about the user's own batch size"
-    )
-    assert [row["confirmed_processes"] for row in phase["by_batch_size"]] == [3, 3, 3]
+    phase = result.report.phases["forward"]
+    assert phase.answer.batch_size == 4, "the user's own"
+    best = [answer.best for answer in phase.answers]
+    assert [one and one.confirmed_processes for one in best] == [3, 3, 3]
 
 
 def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(

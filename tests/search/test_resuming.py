@@ -79,7 +79,7 @@ def test_ctrl_c_in_the_race_reports_the_best_as_not_confirmed_where_it_was_not(
     assert stopped.interrupted
     assert stopped.verdict == {"forward": "faster"}
     assert stopped.config["forward"].mode == "max-autotune"
-    best = stopped.to_dict()["phases"]["forward"]["best"]
+    best = stopped.to_dict()["phases"]["forward"]["answer"]["best"]
     if best["confirmed_processes"] < 2:
         assert not stopped.is_faster_by(1.1, "forward")
 
@@ -92,11 +92,9 @@ def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(
     assert stopped.interrupted
     assert (Path(stopped.run_dir) / "report.json").exists()
     if not at:  # nothing to conclude from
-        assert stopped.verdict == {"forward": "failed"}
-        assert (
-            "the run ended before any"
-            in stopped.to_dict()["phases"]["forward"]["reason"]
-        )
+        assert stopped.verdict == {"forward": "unknown"}
+        reason = stopped.report.phases["forward"].answer.reason
+        assert "eager mode did not end" in reason
     result = resumed(target)
     assert not result.interrupted
     assert result.run_dir == stopped.run_dir
@@ -198,10 +196,8 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
         "sampler": "random",
     }
     result = tuned(target, PressesCtrlC(3), **options)
-    command = autocompile.load("last").to_dict()["phases"]["forward"]["confidence"][
-        "command"
-    ]
-    assert command == result.to_dict()["phases"]["forward"]["confidence"]["command"]
+    command = autocompile.load("last").report.phases["forward"].answer.command
+    assert command == result.report.phases["forward"].answer.command
     words = command.split()
     assert words[:6] == [
         "autocompile",
@@ -219,10 +215,8 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
         "--isolation": "spawn",
         "--sampler": "random",
     }
-    plain = resumed(target, PressesCtrlC(0)).to_dict()["phases"]["forward"][
-        "confidence"
-    ]
-    assert plain["command"].endswith("--budget 5m")  # of the last time that it went on
+    again = resumed(target, PressesCtrlC(0)).report.phases["forward"].answer
+    assert again.command.endswith("--budget 5m")  # of the last time that it went on
 
 
 @pytest.mark.parametrize(

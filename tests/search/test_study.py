@@ -130,17 +130,19 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
     executor = FakeExecutor(script)
     phase = forward(tune(target, executor=executor, trials=4, run_dir="few"))
     assert len(searched(executor)) == 4
-    assert phase["tried"] < phase["settings"]
+    assert phase["tried"] < phase["listed"]
     late = Timed(script, Clock(), dataclasses.replace(probed(), wall_s=9.45))
-    with pytest.raises(NothingWorked, match="the run ended before any setting"):
-        tune(
-            target,
-            executor=late,
-            budget_s=10.0,
-            clock=late.clock.monotonic,
-            run_dir="none",
-        )
+    nothing = tune(
+        target,
+        executor=late,
+        budget_s=10.0,
+        clock=late.clock.monotonic,
+        run_dir="none",
+    )
     assert late.requests == []
+    answer = nothing.report.phases["forward"].answer
+    assert (answer.verdict, nothing.has_answer) == ("unknown", False)
+    assert "--resume" in answer.command
 
 
 def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> None:
@@ -254,9 +256,8 @@ def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(
     result = tuned(target, executor, space=WEIGHTS, effort="full")
     calls = {(r["batch_size"], r["calls_per_update"]) for r in executor.requests}
     assert calls == {(4, 300), (8, 150)}
-    configs = {r.number: r.config for r in result.trials}
-    rows = forward(result)["by_batch_size"]
-    best = {row["batch_size"]: configs[row["number"]] for row in rows}
+    answers = result.report.phases["forward"].answers
+    best = {a.batch_size: a.best.config for a in answers if a.best}
     assert best[4].freezing and not best[8].freezing
 
 
@@ -449,7 +450,7 @@ def test_what_ends_repeats_from_outside_does_not_rule_a_setting_out(
         target, unlucky, space=dataclasses.replace(SPACE, backends=("inductor",))
     )
     assert result.config["forward"].mode == "max-autotune"
-    assert forward(result)["best"]["confirmed_processes"] == 3
+    assert forward(result)["answer"]["best"]["confirmed_processes"] == 3
     assert next(endings) is None
 
 
@@ -458,7 +459,7 @@ def test_a_setting_that_fails_when_it_is_repeated_is_called_that(target: Path) -
         target, where(lambda r: is_raced(r) and is_compiled(r), failed("crashed"))
     )
     assert result.verdict["forward"] == "keep_eager"
-    reason = forward(result)["reason"]
+    reason = forward(result)["answer"]["reason"]
     assert reason.startswith(
         "every setting that worked in the search failed when it was raced"
     )
@@ -471,7 +472,7 @@ def test_a_setting_that_fails_when_it_is_repeated_is_called_that(target: Path) -
 def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> None:
     result = tuned(target, lambda r: measured(1.5 if is_eager(r) else 1.005))
     assert result.speedup["forward"].value == 1.0
-    best = forward(result)["best"]
+    best = forward(result)["answer"]["best"]
     assert best["throughput"]["value"] == best["eager_throughput"]["value"]
     assert not result.is_faster_by(1.05, "forward")
 

@@ -105,7 +105,7 @@ def test_no_option_of_a_file_of_settings_brings_in_a_program(
     one = {
         "fingerprint": {},
         "target": "model.py",
-        "own_batch_size": {},
+        "batch_sizes": {},
         "interpreters": {},
     }
 

@@ -12,7 +12,7 @@ from recorded_runs import RUNS, said, unpack
 
 from autocompile.commands import bench
 from autocompile.commands import verify as verifying
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
 from autocompile.progress import Progress
 from autocompile.request import Request
 from autocompile.settings.config import CompileConfig
@@ -162,10 +162,34 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
 
 def test_where_nothing_but_eager_mode_worked_that_is_the_choice() -> None:
     report = Report.read(json.loads((RUNS / "cpu" / "report.json").read_text()), "cpu")
-    name, phase = next(
-        (n, p) for n, p in report.phases.items() if p.best and p.best.batch_size
-    )
-    alone = replace(phase, verdict="keep_eager", by_batch_size=())
-    (choice,) = Tuned.from_report(replace(report, phases={name: alone})).phases[name]
-    assert choice.config.is_eager
-    assert choice.batch_size == phase.best.batch_size
+    phase = report.phases["forward"]
+    assert phase.answer.verdict == "keep_eager" and phase.answer.next is None
+    tuned = Tuned.from_report(report)
+    choice = tuned.at("forward")
+    assert choice is not None and choice.config.is_eager
+    assert choice.batch_size == phase.answer.batch_size == tuned.batch_sizes["forward"]
+
+
+def test_without_a_size_it_is_the_choice_that_the_report_shows() -> None:
+    """Not that of the largest batch size that was measured."""
+    sizes = tuple(Choice(CompileConfig(), n, FAST, 3) for n in (1, 4, 16))
+    one = replace(CPU, phases={"forward": sizes}, batch_sizes={"forward": 4})
+    choice = one.at("forward")
+    assert choice is not None and choice.batch_size == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_size": "4"},
+        {"batch_size": 0},
+        {"confirmed_processes": "many"},
+        {"speedup": {"value": 1.0, "low": 0.0, "high": 2.0}},
+        {"speedup": {"value": "fast"}},
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_one_paragraph(change: dict[str, Any]) -> None:
+    data = CPU.to_dict()
+    data["phases"]["forward"][0] |= change
+    with pytest.raises(UsageError, match="is damaged"):
+        Tuned.from_dict(data, "tuned.json")

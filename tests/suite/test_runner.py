@@ -15,19 +15,28 @@ from typing import Any
 
 import pytest
 from fakes import FakeExecutor, failed, measured
+from made_records import Run
 from recorded_runs import said
 from scripts import is_eager, is_raced
 
 from autocompile.api import Parts
 from autocompile.errors import NothingWorked, RunError, TargetError, UsageError
 from autocompile.estimate.intervals import Interval
+from autocompile.report.build import build_report
 from autocompile.request import Request
-from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.searchspace import SearchSpace
-from autocompile.store.record import Outcome, RunFolder
-from autocompile.store.report import Member, Report, Row, Suite, Tried, rows_of
+from autocompile.store.record import Outcome, Record, RunFolder
+from autocompile.store.report import Report, Tried
+from autocompile.suite.rows import Member, Row, Suite, rows_of
 from autocompile.suite.runner import Runner, members_of, run_suite
-from autocompile.suite.tables import differences, document, to_csv, to_markdown
+from autocompile.suite.tables import (
+    differences,
+    document,
+    is_comparable,
+    to_csv,
+    to_markdown,
+)
 
 MODEL = "import torch\ndef get_model(): return torch.nn.Linear(4, 4)\n"
 MODEL += "def get_inputs(batch_size): return torch.randn(batch_size, 4)\n"
@@ -259,7 +268,7 @@ def test_a_run_in_which_no_compile_has_ended_gets_more_than_it_had(
 ) -> None:
     one, runs = runner("abcdefgh", 1000.0, **dict.fromkeys("abcdefgh", 0.5))
     phases = {
-        n: replace(p, compiled_settings=9, compiled_tried=ended)
+        n: replace(p, compiled_listed=9, compiled_tried=ended)
         for n, p in runs.report.phases.items()
     }
     runs.report = replace(runs.report, phases=phases)
@@ -274,7 +283,7 @@ def test_a_run_in_which_no_compile_has_ended_gets_more_than_it_had(
 def test_where_less_is_left_than_a_run_needs_it_gets_that(runner: Any) -> None:
     one, runs = runner("ab", 300.0, a=0.5, b=0.4)
     phases = {
-        n: replace(p, compiled_settings=9, compiled_tried=0)
+        n: replace(p, compiled_listed=9, compiled_tried=0)
         for n, p in runs.report.phases.items()
     }
     runs.report = replace(runs.report, phases=phases)
@@ -364,14 +373,14 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
         ("models/two.py", 4),
     ]
     for row in suite.rows:
-        assert [t.config["mode"] for t in row.settings] == [*MODES]
+        assert [t.config.mode for t in row.settings] == [*MODES]
         assert row.plain and row.plain.speedup
         assert row.plain.speedup.value == pytest.approx(1.2, rel=0.01)
-        assert row.best and row.best.config["mode"] == MODES[1]
+        assert row.best and row.best.config.mode == MODES[1]
     assert suite.share_right(best=False) == 1.0
     assert suite.geometric_mean(best=False) == pytest.approx(1.2, rel=0.01)
     one_for_all = suite.best_for_all()
-    assert one_for_all and one_for_all[0]["mode"] == MODES[1]
+    assert one_for_all and one_for_all[0].mode == MODES[1]
     text = to_markdown(document(suite))
     assert "no compile throughput | compiled throughput | speedup" in text
     lines = [*csv.DictReader(io.StringIO(to_csv(suite)))]
@@ -420,35 +429,70 @@ def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> 
     for row in rows(wrong):
         assert row.verdict == "keep_eager"
         assert row.best
-        assert row.best.config["backend"] == "eager"
+        assert row.best.config.backend == "eager"
         assert row.plain
         assert row.plain.outcome is Outcome.WRONG_OUTPUT
     assert {row.verdict for row in rows(disturbed)} == {"faster"}
     assert killed
 
 
+def reported(*runs: Run) -> Report:
+    """The report of a run at several batch sizes."""
+    records: list[Record] = []
+    for run in runs:
+        first = len(records)
+        for r in run.records:
+            again = None if r.repeats is None else r.repeats + first
+            records.append(replace(r, number=r.number + first, repeats=again))
+    about = {
+        "request": {
+            "target": "m.py",
+            "effort": "quick",
+            "objective": "throughput",
+            "seed": 0,
+        },
+        "target": {},
+        "environment": {"device": "cpu"},
+        "phases": ["forward"],
+    }
+    return build_report(about, records, run_dir="m")
+
+
+def rows_by_size(report: Report) -> dict[int | None, Row]:
+    member = Member(target="m.py", folder="m")
+    return {row.batch_size: row for row in rows_of(member, "m", report)}
+
+
 def test_a_size_at_which_only_eager_mode_was_tried_has_no_answer_of_another_size() -> (
     None
 ):
-    report = Report.read(json.loads(said("show", str(recorded()), "--json")), "it")
-    name, phase = next(
-        (n, p) for n, p in report.phases.items() if p.verdict == "faster"
-    )
-    eager = next(t for t in phase.trials if t.config["backend"] == "eager")
-    phase = replace(phase, trials=(*phase.trials, replace(eager, batch_size=99)))
-    rows = rows_of(
-        Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase})
-    )
-    row = next(row for row in rows if row.batch_size == 99)
-    assert (row.verdict, row.best) == ("not_run", None)
-    assert row.message == "the run ended before any other setting was tried"
-    lost = replace(eager, batch_size=99, outcome=Outcome.OUT_OF_MEMORY, message="8 GiB")
-    phase = replace(phase, trials=(*phase.trials[:-1], lost))
-    rows = rows_of(
-        Member(target="m.py", folder="m"), "m", replace(report, phases={name: phase})
-    )
-    row = next(row for row in rows if row.batch_size == 99)
-    assert (row.verdict, row.message) == ("failed", "eager mode fails: 8 GiB")
+    known = Run(batch_size=4)
+    known.race(known.search(LITE, 1.5), 1.5, 1.5, 1.5)
+    row = rows_by_size(reported(known, Run(batch_size=99)))[99]
+    assert (row.verdict, row.best, row.is_known) == ("unknown", None, False)
+    assert "ended before any compiled setting was tried" in row.message
+    lost = Run(batch_size=99)
+    lost.records.clear()
+    lost.add(EAGER, failed("out_of_memory", "eager", "8 GiB"))
+    row = rows_by_size(reported(known, lost))[99]
+    assert (row.verdict, row.message) == ("failed", "eager mode itself fails: 8 GiB")
+    assert row.is_known
+
+
+def test_a_suite_counts_the_same_sets_as_the_run() -> None:
+    """A set in which the host was slower is left out of each setting's figure as well."""
+    run = Run(batch_size=4)
+    plain = run.plain(1.2)
+    for number, (speedup, slow_s) in enumerate(
+        [(1.2, 1.0), (1.2, 1.0), (1.2, 1.0), (3.0, 1.5), (3.0, 1.5)], 1
+    ):
+        run.side(plain, measured(speedup, reference_s=slow_s), race=number)
+    report = reported(run)
+    row = rows_by_size(report)[4]
+    answer = report.phases["forward"].answer
+    assert row.plain is not None and row.plain.speedup is not None
+    assert row.plain.speedup.value == pytest.approx(1.2, rel=0.01)
+    assert answer.best is not None and row.plain.speedup == answer.best.speedup
 
 
 def test_a_suite_of_a_library_that_is_not_there_says_so(
@@ -482,7 +526,7 @@ def tried(value: float, config: CompileConfig = DEFAULT_INDUCTOR, **more: Any) -
         "outcome": Outcome.OK,
         "speedup": Interval(value, 0.97 * value, 1.03 * value),
     }
-    return Tried(config=config.to_dict(), **{**known, "call_s": 0.01 / value, **more})
+    return Tried(config=config, **{**known, "call_s": 0.01 / value, **more})
 
 
 def row(name: str, plain: Tried, best: Tried | None = None) -> Row:
@@ -519,17 +563,10 @@ def test_what_fails_counts_as_eager_mode() -> None:
     )
 
 
-def test_settings_of_an_older_version_are_the_same_settings() -> None:
-    older = {"backend": "inductor"}
-    assert replace(tried(1.5), config=older).key == tried(1.5).key
-    newer = {"backend": "inductor", "of_tomorrow": 3}
-    assert replace(tried(1.5), config=newer).key != tried(1.5).key
-
-
 def test_one_setting_for_all_counts_as_eager_where_it_fails() -> None:
-    wrong_lite = replace(WRONG, config=LITE.to_dict())
+    wrong_lite = replace(WRONG, config=LITE)
     a, b = row("a", tried(1.3), tried(2.0, LITE)), row("b", tried(1.3), wrong_lite)
-    both, plain = LITE.to_dict(), DEFAULT_INDUCTOR.to_dict()
+    both, plain = LITE, DEFAULT_INDUCTOR
     again = replace(a, target="c")
     assert suite_of(a, b, again).best_for_all() == (both, pytest.approx(4.0 ** (1 / 3)))
     assert suite_of(a, b).best_for_all() == (
@@ -630,7 +667,10 @@ def test_no_spreadsheet_takes_a_name_for_a_formula() -> None:
     "change",
     [
         lambda data: data["rows"][0]["plain"]["speedup"].update(low=0.0),
+        lambda data: data["rows"][0]["plain"]["speedup"].update(value=-1.0),
+        lambda data: data["rows"][0]["plain"].update(call_s=0),
         lambda data: data["members"][0].update(folder="../elsewhere"),
+        lambda data: data["members"][0].update(folder=".."),
         lambda data: data.update(rows=3),
     ],
 )
@@ -640,6 +680,33 @@ def test_a_hostile_file_is_one_paragraph(tmp_path: Path, change: Any) -> None:
     (tmp_path / "suite.json").write_text(json.dumps(data))
     with pytest.raises(RunError, match="damaged"):
         Suite.read(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{"backend": []}, {"of_tomorrow": 3}])
+def test_a_setting_that_cannot_be_read_is_one_paragraph(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    data = json.loads(json.dumps(suite_of(row("a", tried(1.5))).to_dict()))
+    data["rows"][0]["settings"][0]["config"] = config
+    (tmp_path / "suite.json").write_text(json.dumps(data))
+    with pytest.raises(RunError, match="holds a setting that cannot be read") as raised:
+        Suite.read(tmp_path)
+    assert raised.value.hint is not None and "upgrade" in raised.value.hint
+
+
+def test_what_was_tried_before_and_is_not_there_is_missing() -> None:
+    """Of a backend that is not installed there is no row of its own."""
+    before = replace(suite_of(row("a", tried(1.3), tried(2.0, LITE))), fixed=True)
+    now = replace(suite_of(row("a", tried(1.3))), fixed=True)
+    (lost,) = differences(now, before)["missing"]
+    assert lost.endswith(LITE.label())
+
+
+def test_a_suite_that_had_no_result_is_nothing_to_compare_with() -> None:
+    now = suite_of(row("a", tried(1.5)))
+    empty = suite_of(Row(target="a", run="a", verdict="not_run"))
+    assert is_comparable(now, now)
+    assert not is_comparable(now, empty)
 
 
 def test_a_folder_that_is_not_empty_is_no_place_for_a_suite(models: Path) -> None:

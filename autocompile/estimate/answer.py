@@ -1,0 +1,463 @@
+"""The answer of a phase at a batch size: what to use, how sure that is, and what goes on.
+
+:func:`answer` is the one place that decides these words. It is given the records, the limits
+and what the search expects of what it has not tried; everything that shows, exports, gates or
+compares results reads the
+:class:`~autocompile.store.report.Answer` that it returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autocompile.estimate.candidates import Candidate, candidates
+from autocompile.estimate.decision import SETS, ZONE, Decision, decide
+from autocompile.estimate.figures import figures
+from autocompile.estimate.limits import Limits
+from autocompile.estimate.stages import could_go_on
+from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.store.reading import Part
+from autocompile.store.record import EXPORTED, Outcome, Record
+from autocompile.store.report import Answer, Next, Verdict, Word
+
+State = Literal["over", "running", "stopped"]
+
+# They say nothing about a setting: it has not ended.
+_NOT_ENDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)
+_FEWEST = 0.005  # the smallest gain that a sentence names, as a fraction
+_NAMED = 3  # families that a sentence names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untried(Part):
+    """A setting that was not tried, and how much faster than the best it may be.
+
+    ``likely`` is expected, ``most`` is exceeded with a chance of one in ten, as fractions.
+    """
+
+    config: CompileConfig
+    likely: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched(Part):
+    """What the search of a phase says of its settings: ``spaces`` in ``run.json``.
+
+    Attributes:
+        configs: settings that there are to try at each batch size; None: not known.
+        compiled: those of them that are compiled.
+        untried: pairs of a setting and a batch size that have no result.
+        unusable: why, by backends that do not work here.
+        dropped: how many were left out, by reason.
+        merged: modes that are the same as others.
+        rest: untried settings that may be faster at the batch size that the phase's answer
+            is about, most promising first; None where the sampler cannot say.
+        unseen: families that work here and of which nothing was tried there.
+    """
+
+    configs: int | None = None
+    compiled: int | None = None
+    untried: int | None = None
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    merged: Mapping[str, str] = field(default_factory=dict)
+    rest: tuple[Untried, ...] | None = None
+    unseen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What may still come: of the search, and of a run that is resumed.
+
+    Attributes:
+        state: ``stopped`` also of a run that was killed.
+        command: resumes the run; empty where that makes no sense.
+        longer: the same with a longer budget than it had.
+        wall_s: seconds that the run took; 0: not known.
+    """
+
+    searched: Searched = field(default_factory=Searched)
+    state: State = "over"
+    command: str = ""
+    longer: str = ""
+    wall_s: float = 0.0
+
+
+def answers(
+    batch_size: int | None,
+    records: Sequence[Record],
+    limits: Limits,
+    outlook: Outlook,
+) -> dict[int | None, Answer]:
+    """The answers of a phase: first at ``batch_size``, then at the others, by their size.
+
+    Args:
+        batch_size: what the phase's answer is about, and ``outlook.searched.rest``.
+        records: of one phase, exported code included.
+    """
+    sizes = {record.batch_size for record in records} - {batch_size}
+    found = {}
+    for size in sorted(sizes, key=lambda size: size or 0):
+        mine = [record for record in records if record.batch_size == size]
+        found[size] = _answer(_Case.of(size, mine, limits, outlook, False))
+    mine = [record for record in records if record.batch_size == batch_size]
+    leading = _Case.of(batch_size, mine, limits, outlook, True)
+    elsewhere = [size for size, one in found.items() if one.best]
+    return {batch_size: _answer(leading, elsewhere), **found}
+
+
+def answer(
+    batch_size: int | None,
+    records: Sequence[Record],
+    limits: Limits | None = None,
+    outlook: Outlook | None = None,
+) -> Answer:
+    """The answer of a phase at a batch size that ``outlook.searched.rest`` is about."""
+    every = answers(batch_size, records, limits or Limits(), outlook or Outlook())
+    return every[batch_size]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """All that an answer is made of."""
+
+    size: int | None
+    records: Sequence[Record]  # at this batch size, without exported code
+    exported: Sequence[Record]
+    found: Sequence[Candidate]
+    limits: Limits
+    decision: Decision | None
+    outlook: Outlook
+    is_leading: bool  # whether the search's rest and unseen are about this batch size
+
+    @classmethod
+    def of(
+        cls,
+        size: int | None,
+        mine: Sequence[Record],
+        limits: Limits,
+        outlook: Outlook,
+        is_leading: bool,
+    ) -> _Case:
+        records = [r for r in mine if r.role != EXPORTED]
+        exported = [r for r in mine if r.role == EXPORTED]
+        found = candidates(records)
+        decision = decide(found, limits)
+        return cls(
+            size, records, exported, found, limits, decision, outlook, is_leading
+        )
+
+    @property
+    def ended(self) -> list[Record]:
+        """Records of all that says something of its setting."""
+        return [r for r in self.records if r.outcome not in _NOT_ENDED]
+
+    @property
+    def others(self) -> list[Record]:
+        """Records of settings other than plain eager mode that have ended."""
+        return [r for r in self.ended if not r.config.is_plain_eager]
+
+    @property
+    def allowed(self) -> list[Candidate]:
+        """What works and keeps the limits, other than plain eager mode."""
+        return [
+            c
+            for c in self.found
+            if not c.record.config.is_plain_eager and c.keeps(self.limits)
+        ]
+
+    @property
+    def untried_compiled(self) -> int | None:
+        """Compiled settings without a result at this batch size; None: not known."""
+        compiled = self.outlook.searched.compiled
+        if compiled is None:
+            return None
+        tried = {r.config for r in self.ended if not r.config.is_eager}
+        return max(0, compiled - len(tried))
+
+    @property
+    def nothing_compiled_ended(self) -> bool:
+        """Whether there is something to compile, and none of it has ended."""
+        has_any = self.outlook.searched.compiled != 0
+        return has_any and all(r.config.is_eager for r in self.ended)
+
+    @property
+    def breaks_limits(self) -> bool:
+        """Whether eager mode was measured, and nothing keeps the limits."""
+        has_eager = any(c.record.config.is_baseline for c in self.found)
+        return self.decision is None and has_eager
+
+    @property
+    def there(self) -> str:
+        return "" if self.size is None else f" at batch size {self.size}"
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def _answer(case: _Case, elsewhere: Sequence[int | None] = ()) -> Answer:
+    """An answer; ``elsewhere``: batch sizes at which something keeps the limits."""
+    verdict, reason = _verdict(case)
+    decision = case.decision
+    if verdict in ("unknown", "failed") or decision is None:
+        if verdict == "failed" and case.breaks_limits and elsewhere:
+            sizes = " and ".join(str(size) for size in elsewhere)
+            reason += f"; at batch size {sizes} there are settings that do"
+        longer = case.outlook.longer if verdict == "unknown" else ""
+        return Answer(
+            batch_size=case.size,
+            verdict=verdict,
+            reason=reason,
+            command=longer,
+        )
+    doubts = list(_doubts(case, decision, verdict))
+    can_change = any(doubt.can_change for doubt in doubts)
+    return Answer(
+        batch_size=case.size,
+        verdict=verdict,
+        reason=reason,
+        confidence=_word(doubts),
+        why=_why(doubts),
+        command=case.outlook.command if can_change else "",
+        best=figures(decision, case.found, case.exported),
+        next=_next(decision) if verdict == "keep_eager" else None,
+    )
+
+
+def _verdict(case: _Case) -> tuple[Verdict, str]:
+    """The verdict, and why it is that."""
+    eager = [r for r in case.records if r.config.is_baseline]
+    broken = [r for r in eager if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED)]
+    if eager and len(broken) == len(eager):
+        return "failed", f"eager mode itself fails: {broken[0].message}"
+    if not any(c.record.config.is_baseline for c in case.found):
+        return "unknown", _without_eager(case)
+    decision = case.decision
+    keeps_eager = decision is not None and decision.best.record.config.is_baseline
+    if case.nothing_compiled_ended and (decision is None or keeps_eager):
+        return "unknown", _what_took_the_time(case)
+    if decision is None:
+        return "failed", _beyond_the_limits(case)
+    if keeps_eager:
+        if not case.allowed:
+            return "keep_eager", _why_nothing(case)
+        return "keep_eager", f"nothing {_not_better(decision)}"
+    better = f"nothing else {_not_better(decision)}"
+    if decision.ceiling is None:
+        better = "nothing else keeps the limits"
+    if decision.is_faster:
+        return "faster", better
+    return "within_limits", f"eager mode does not keep the limits; {better}"
+
+
+def _not_better(decision: Decision) -> str:
+    """What is known of how much faster another setting may be, which was tried."""
+    ceiling = decision.ceiling or 0.0
+    is_settled = not (decision.open or decision.doubtful)
+    if is_settled and ceiling > ZONE:
+        # What lost in the search by one process has a wide interval, and is expected to
+        # lose again.
+        return f"that was tried is expected to be more than {100 * ZONE:.0f} % faster"
+    most = f"{100 * max(ceiling, _FEWEST):.1f}"
+    if ZONE / 2 < ceiling <= ZONE:
+        most = f"{100 * ZONE:.0f}"
+    return f"that was tried is more than {most} % faster (95 %)"
+
+
+def _without_eager(case: _Case) -> str:
+    if case.outlook.state == "running":
+        return "eager mode has not ended yet" if case.records else "not started"
+    if not case.records:
+        return f"not started{case.there}"
+    return f"eager mode did not end{case.there}, so there is nothing to compare with"
+
+
+def _what_took_the_time(case: _Case) -> str:
+    """Why no compiled setting has ended."""
+    if case.outlook.state == "running":
+        return "no compiled setting has ended yet"
+    stopped = [r for r in case.records if r.outcome in _NOT_ENDED and r.wall_s > 0]
+    if stopped:
+        last = max(stopped, key=lambda r: r.wall_s)
+        return (
+            f"no compiled setting has ended{case.there}: {last.config.label()} was stopped "
+            f"after {last.wall_s:.0f} s, in step {last.step.value}"
+        )
+    eager_s, whole_s = sum(r.wall_s for r in case.records), case.outlook.wall_s
+    of_all = f" of {whole_s:.0f} s" if whole_s else ""
+    return (
+        f"the run ended before any compiled setting was tried{case.there}: "
+        f"trials in eager mode took {eager_s:.0f} s{of_all}"
+    )
+
+
+def _beyond_the_limits(case: _Case) -> str:
+    """What is nearest to the limits, where nothing keeps them."""
+    bounds = [bound for c in case.found for bound in c.against(case.limits)]
+    facts = []
+    for option in dict.fromkeys(bound.option for bound in bounds):
+        mine = [bound for bound in bounds if bound.option == option]
+        most = mine[0].most or 0.0
+        seen = [bound.seen for bound in mine if bound.seen is not None]
+        if not seen:
+            facts.append(f"{option} is {_amount(option, most)}, and no figure is known")
+        elif min(seen) > most:
+            least = _amount(option, min(seen))
+            facts.append(
+                f"{option} is {_amount(option, most)}, and the least is {least}"
+            )
+    said = "; ".join(facts) or "no setting keeps all of them at once"
+    return f"nothing that works keeps the limits{case.there}: {said}"
+
+
+def _amount(option: str, value: float) -> str:
+    """Seconds or bytes in a sentence."""
+    if option == "--max-memory":
+        return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _why_nothing(case: _Case) -> str:
+    """Why there is nothing but eager mode to choose."""
+    beside = [c for c in case.found if not c.record.config.is_plain_eager]
+    if any(c.record.is_known_to_pay for c in beside):
+        return "every other setting that works exceeds the limits"
+    if beside:
+        return "the settings that work take the weights as constants, which is not known to pay"
+    failed = [r for r in case.others if not r.ok]
+    if not failed:
+        unusable = case.outlook.searched.unusable.items()
+        reasons = "; ".join(f"{backend}: {why}" for backend, why in unusable)
+        aside = f" ({reasons})" if reasons else ""
+        return f"no setting other than eager was measured{aside}"
+    what = "every setting other than eager failed"
+    if any(r.ok for r in case.others):
+        what = "every setting that worked in the search failed when it was raced"
+        failed = [r for r in failed if r.repeats is not None]
+    kinds = Counter(r.outcome.value for r in failed).most_common()
+    return f"{what}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
+
+
+def _next(decision: Decision) -> Next | None:
+    """The best of the others: of those that were raced, if any was."""
+    raced = [c for c in decision.rivals if c.sets]
+    for c in (raced or decision.rivals)[:1]:
+        return Next(
+            number=c.record.number,
+            config=c.record.config,
+            speedup=c.reported,
+            confirmed_processes=c.sets,
+        )
+    return None
+
+
+# --- how sure it is -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """Something that keeps an answer from being high."""
+
+    word: Literal["open", "low"]
+    text: str
+    can_change: bool  # whether a resumed run could do something about it
+
+
+def _word(doubts: Sequence[_Doubt]) -> Word:
+    """Low goes before open: that another setting may be faster hides no missing process."""
+    words = {doubt.word for doubt in doubts}
+    return "low" if "low" in words else "open" if words else "high"
+
+
+def _why(doubts: Sequence[_Doubt]) -> str:
+    """The first reason of each word, what makes it low before what is open."""
+    firsts: dict[str, str] = {}
+    for doubt in sorted(doubts, key=lambda doubt: doubt.word != "low"):
+        firsts.setdefault(doubt.word, doubt.text)
+    return "; ".join(firsts.values())
+
+
+def _doubts(case: _Case, decision: Decision, verdict: Verdict) -> Iterator[_Doubt]:
+    """All that keeps the answer from being high, what weighs most first."""
+    can_race = could_go_on(decision)
+    best = decision.best
+    if verdict != "keep_eager" and best.sets < SETS[0]:
+        text = f"confirmed in {best.sets} of {SETS[0]} fresh processes"
+        if best.slow_sets:
+            text += f" ({best.slow_sets} more left out: the machine was slower)"
+        yield _Doubt("low", text, can_race)
+    if _plain_was_rounded(case):
+        yield _Doubt("low", _REFUSED, False)
+    little = list(_little_tried(case, verdict))
+    yield from little
+    for setting, above in decision.open[:1]:
+        name = setting.record.config.label()
+        text = f"{name} may be up to {100 * above:.0f} % faster"
+        yield _Doubt("open", text, can_race)
+    if not little:
+        yield from _not_reached(case)
+    if case.outlook.state == "running":
+        yield _Doubt("open", "the run has not ended yet", False)
+    if case.outlook.state == "stopped":
+        yield _Doubt("open", "the run was stopped before its end", True)
+    for setting, above in decision.doubtful[:1]:
+        name = setting.record.config.label()
+        text = (
+            f"{name} may be up to {100 * above:.0f} % faster: beside it eager mode ran "
+            "slower than alone"
+        )
+        # Eager mode slows down beside it in a race as well.
+        yield _Doubt("open", text, False)
+
+
+_REFUSED = (
+    "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
+    "--tolerance accepts it and settings like it"
+)
+_ROUNDED = re.compile(r"^\['.* is off by .*\(call ")
+"""How a check begins that --tolerance is about."""
+
+
+def _plain_was_rounded(case: _Case) -> bool:
+    """Whether plain ``torch.compile()`` was refused for what a tolerance may accept."""
+    return any(
+        r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message)
+        for r in case.records
+        if r.config == DEFAULT_INDUCTOR and r.role == "search"
+    )
+
+
+def _little_tried(case: _Case, verdict: Verdict) -> Iterator[_Doubt]:
+    """Where eager is kept and nothing else works, how much was tried counts."""
+    searched = case.outlook.searched
+    if verdict != "keep_eager" or case.allowed or not searched.untried:
+        return
+    tried = {r.config for r in case.ended if r.wall_s > 0}
+    text = f"{len(tried)} of {searched.configs} settings tried{case.there}"
+    yield _Doubt("low", text, True)
+
+
+def _not_reached(case: _Case) -> Iterator[_Doubt]:
+    """What was not tried and may be faster, or may be for all that is known."""
+    rest, left = case.outlook.searched.rest, case.untried_compiled
+    if case.is_leading and rest:
+        first = rest[0]
+        likely, most = round(100 * first.likely), round(100 * first.most)
+        gain = f"{likely} to {most}" if likely > 0 else f"up to {most}"
+        text = f"{first.config.label()} was not reached and may be {gain} % faster"
+        yield _Doubt("open", text, True)
+    if case.is_leading and (unseen := case.outlook.searched.unseen):
+        names = ", ".join(unseen[:_NAMED])
+        more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
+        was = "was" if len(unseen) == 1 else "were"
+        yield _Doubt("open", f"{names}{more} {was} not tried yet", True)
+    is_told = case.is_leading and rest is not None
+    if not is_told and left != 0:
+        count = "some" if left is None else str(left)
+        what = "setting was" if left == 1 else "settings were"
+        yield _Doubt("open", f"{count} compiled {what} not tried{case.there}", True)
