@@ -69,6 +69,10 @@ class NothingWorked(AutocompileError):
     exit_code = ExitCode.GATE
 
 
+NEWER = "install a newer autocompile: the version that wrote it, or a later one"
+"""What to do about a file of a version that this one does not know."""
+
+
 def first_line(text: object) -> str:
     """The first line that is not blank, at most 300 characters."""
     lines = (line.strip() for line in str(text).splitlines())

@@ -22,9 +22,7 @@ try:
     from mcp.server.mcpserver.exceptions import ToolError
     from pydantic import Field
 except ImportError as error:
-    raise SystemExit(
-        f"error: {error}\n  try: pip install 'torch-autocompile[mcp]'"
-    ) from None
+    raise SystemExit(f"error: {error}\n  try: pip install 'mcp>=2'") from None
 
 from autocompile import __version__, api
 from autocompile.commands import diagnose

@@ -46,7 +46,7 @@ def connected(address: str) -> Iterator[Cluster]:
     except ImportError:
         raise UsageError(
             "--ray needs Ray, which is not installed",
-            hint='pip install "torch-autocompile[ray]"',
+            hint="pip install 'ray>=2.50'",
         ) from None
     if ray.is_initialized():  # a notebook's, or a job's: it stays
         here = str(ray.get_runtime_context().gcs_address)

@@ -66,7 +66,7 @@ _onnx = functools.partial(
     variants=(Variant({"weights": "baked"}),),
     ours=True,
 )
-_GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
+_GET_OPENVINO = "pip install 'openvino>=2026.0'"
 
 BACKENDS: Mapping[str, Backend] = {
     "inductor": Backend(
@@ -86,7 +86,8 @@ BACKENDS: Mapping[str, Backend] = {
     "ipex": Backend(
         registered_by="intel_extension_for_pytorch",
         needs="torch 2.8.* with intel-extension-for-pytorch 2.8.*",
-        todo="make an environment of its own: pip install 'torch-autocompile[ipex]'",
+        todo="in an environment of its own: pip install numpy 'torch==2.8.*' "
+        "'intel-extension-for-pytorch==2.8.*', then --python PATH",
     ),
     "openvino": Backend(
         trains=False, lays_out=True, package="openvino", todo=_GET_OPENVINO
@@ -100,7 +101,7 @@ BACKENDS: Mapping[str, Backend] = {
         avx512=True,
         changes_process=True,
         device="cpu",
-        todo="with torch 2.13: pip install 'torch-autocompile[zentorch]'",
+        todo="with torch 2.13: pip install 'zentorch==2.13.*'",
     ),
 }
 """Those that are tried when nobody names others, usable or not; others can be named too."""

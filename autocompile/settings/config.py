@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autocompile.errors import UsageError
+from autocompile.errors import NEWER, UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
 from autocompile.settings.dimensions import DIMENSIONS, Dimension
 from autocompile.settings.phases import (
@@ -217,8 +217,7 @@ class CompileConfig:
                 raise UsageError(f"a compile setting has no key {min(unknown)!r}")
             return cls(**data)
         except UsageError as error:
-            hint = "pip install --upgrade torch-autocompile   (if a newer version wrote it)"
-            raise UsageError(error.what, *error.details, hint=hint) from None
+            raise UsageError(error.what, *error.details, hint=NEWER) from None
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default."""

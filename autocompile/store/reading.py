@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from autocompile import __version__
-from autocompile.errors import RunError
+from autocompile.errors import NEWER, RunError
 
 _hints = functools.cache(get_type_hints)
 
@@ -111,5 +111,5 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
     if found > newest:
         raise RunError(
             f"{what} has schema {found}, and autocompile {__version__} reads up to {newest}",
-            hint="pip install --upgrade torch-autocompile",
+            hint=NEWER,
         )

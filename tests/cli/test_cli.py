@@ -220,7 +220,7 @@ def test_doctor_says_what_to_install(
         pytest.skip(f"{backend} is installed")
     done = typed("doctor", backend)
     assert done.returncode == 0, done.stderr
-    assert words in done.stdout and f"torch-autocompile[{backend}]" in done.stdout
+    assert words in done.stdout and "pip install" in done.stdout
 
 
 def test_ctrl_c_reports_and_resume_goes_on(work: Path, typed: Typed) -> None:

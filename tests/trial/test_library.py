@@ -453,9 +453,7 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
     assert "pip install timm" in error_of("timm:resnet50")
     assert "pip install diffusers" in error_of("diffusers:UNet2DModel")
-    assert "pip install 'torch-autocompile[transformers]'" in error_of(
-        "transformers:BertModel"
-    )
+    assert "pip install 'transformers>=4.56'" in error_of("transformers:BertModel")
 
 
 def test_torchvision_of_another_index(

@@ -43,7 +43,7 @@ _WIDTHS = (
     "cross_attention_dim",
 )
 _PRIVATE = re.compile(r"\b_|pretrained|weights|checkpoint_path")
-_GET = {"transformers": "'torch-autocompile[transformers]'"}
+_GET = {"transformers": "'transformers>=4.56'"}
 
 
 @dataclass
