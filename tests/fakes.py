@@ -119,7 +119,6 @@ def probed(**more: Any) -> Ending:
             "phases": [FORWARD],
             "algorithm": None,
             "own_batch_size": {},
-            "is_rl": False,
             "choices": {},
         },
     }

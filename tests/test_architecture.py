@@ -89,7 +89,12 @@ WINGS = {
         "actors": "runtime",
         "observations": "runtime",
         "modules": "trial",
+        "learner": "trial",
         "in_algorithm": "trial",
+        "described": "ground",
+        "exported": "export",
+        "gain": "commands",
+        "shown": "report",
     },
     "cluster": {
         "__init__": "cluster",

@@ -135,9 +135,10 @@ def verify(
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api
-    from autocompile.commands import bench
     from autocompile.commands import verify as verifying
-    from autocompile.report.checks import render_in_algorithm, render_verified
+    from autocompile.report.checks import render_verified
+    from autocompile.rllib.gain import compare_in_algorithm
+    from autocompile.rllib.shown import render_in_algorithm
     from autocompile.settings.tuned import TunedSet
     from autocompile.store import runs
     from autocompile.store.files import write_json
@@ -160,7 +161,7 @@ def verify(
             say(f"trains with and without the settings, in turns, for about {about_s}")
         where = target or verifying.entry_here(tuned).target
         request = Request.of(where, given)
-        comparison = bench.compare_in_algorithm(request, tuned)
+        comparison = compare_in_algorithm(request, tuned)
         if folder is not None:  # the run's report has the figures from now on
             write_json(folder.in_algorithm, comparison["figures"])
         print_or_draw(

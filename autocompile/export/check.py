@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autocompile.estimate.decision import Decision
-from autocompile.export.lines import Choice, Facts, is_rl_target
+from autocompile.export.lines import Choice, Facts
 from autocompile.export.python import programs
 from autocompile.protocol.requests import ExportedCode
 from autocompile.settings.config import Cell
@@ -25,8 +25,7 @@ def exported_code(
     """
     found = {cell: _choice(cell, decision) for cell, decision in decisions.items()}
     interpreters = run.get("environments", {})
-    is_rl = is_rl_target(run["target"], run["phases"])
-    facts = Facts.of(run["target"], run["environment"], interpreters, is_rl)
+    facts = Facts.of(run["target"], run["environment"], interpreters, run["phases"])
     lines = {
         one.phase: (together, one)
         for together in programs(list(found.values()), facts)

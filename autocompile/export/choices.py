@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autocompile.errors import ExportError
-from autocompile.export.lines import Choice, Facts, is_rl_target
+from autocompile.export.lines import Choice, Facts
 from autocompile.export.text import comment, one_line
 from autocompile.settings.config import CompileConfig
 from autocompile.store import runs
@@ -68,12 +68,7 @@ def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
 def facts_of(report: Report) -> Facts:
     """What the lines of a report's settings depend on."""
     target = vars(report.target)
-    return Facts.of(target, report.environment, report.environments, is_rl(report))
-
-
-def is_rl(report: Report) -> bool:
-    """Whether the target is or builds an RLModule."""
-    return is_rl_target(vars(report.target), report.phases)
+    return Facts.of(target, report.environment, report.environments, report.phases)
 
 
 def header(report: Report, title: str) -> str:

@@ -8,16 +8,17 @@ reads the settings from ``tuned.json``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autocompile.export.text import literal, quoted
+from autocompile.rllib.described import RLLIB
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
+from autocompile.settings.libraries import Library
 from autocompile.settings.phases import (
     FORWARD_TRAIN,
-    LEARNER_UPDATE,
     OPTIMIZER_STEP,
     phase_of,
 )
@@ -29,7 +30,8 @@ MODEL = "model"
 OPTIMIZER = "optimizer"
 INTERPRETER = "the interpreter"
 
-_RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
+# Those whose settings are used by loops of their own.
+_LIBRARIES = (RLLIB,)
 _RATE = 'float(group["lr"])'
 # Values of a setting for which torch has no single call.
 _BY_US = ("regional", "compiled")
@@ -42,7 +44,7 @@ class Facts:
     device: str = "cpu"  # as torch names it: ``cuda:0``
     # The version of torch in each interpreter, by the interpreter's name.
     torch: Mapping[str, str] = field(default_factory=dict)
-    is_rl: bool = False  # the target is or builds an RLModule
+    library: Library | None = None  # that calls the target's methods in its own loops
     # Class, arguments and learning rate of the target's own optimizer; None where it has none.
     optimizer: Mapping[str, Any] | None = None
 
@@ -52,7 +54,7 @@ class Facts:
         target: Mapping[str, Any],
         environment: Mapping[str, Any],
         environments: Mapping[str, Mapping[str, Any]],
-        is_rl: bool,
+        phases: Iterable[str],
     ) -> Facts:
         """Read what ``run.json`` and a report hold of the target and of each interpreter."""
         interpreters = {"default": environment, **environments}
@@ -61,18 +63,9 @@ class Facts:
         return cls(
             device=str(environment.get("device") or "cpu"),
             torch={n: str(each.get("torch")) for n, each in interpreters.items()},
-            is_rl=is_rl,
+            library=next((one for one in _LIBRARIES if one.has(target, phases)), None),
             optimizer=(target.get("optimizer") or {}) if has_own else None,
         )
-
-
-def is_rl_target(target: Mapping[str, Any], phases: Mapping[str, Any]) -> bool:
-    """Whether a target, as a report describes it, is or builds an RLModule."""
-    return bool(
-        target.get("algorithm")
-        or target.get("kind") in _RL_KINDS
-        or any(phase_of(name).is_rl for name in phases)
-    )
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,9 @@ def lines_of(choice: Choice, facts: Facts, called: str = MODEL) -> Lines:
     """The lines of a choice; ``called`` is the name that the compiled model gets."""
     phase, config = choice.phase, choice.config
     wanted = _wanted(phase, config, facts)
-    if config is None or phase == LEARNER_UPDATE:  # an update has lines of RLlib only
+    if (
+        config is None or phase_of(phase).is_update
+    ):  # which plain torch has no lines for
         return Lines(phase, wanted)
     if uses_apply(facts, config):
         ours = Statement("import autocompile", (IMPORTS,))
@@ -178,8 +173,8 @@ def _wanted(phase: str, config: CompileConfig | None, facts: Facts) -> dict[str,
 
 
 def _module_of(phase: str, facts: Facts) -> str:
-    """What of the model a phase calls: of an RLModule one method of several."""
-    if not facts.is_rl:
+    """What of the model a phase calls: for a library one method of several."""
+    if facts.library is None:
         return MODEL
     return phase if phase_of(phase).is_forward else FORWARD_TRAIN
 
@@ -309,10 +304,12 @@ def _imports(config: CompileConfig) -> Iterator[Statement]:
 
 
 def uses_apply(facts: Facts, config: CompileConfig) -> bool:
-    """Whether plain torch has no such line, as for frozen weights, blocks and an RLModule."""
+    """Whether plain torch has no such line, as for frozen weights, blocks and methods."""
     if config.recompile_limit and not _isolates(facts, config):
         return True  # an older torch.compile() may not take the limit
-    return facts.is_rl or any(d.needs_apply or v in _BY_US for d, v in config.changed())
+    if facts.library is not None:
+        return True  # torch.compile() takes the model, not one method of it
+    return any(d.needs_apply or v in _BY_US for d, v in config.changed())
 
 
 def _isolates(facts: Facts, config: CompileConfig) -> bool:

@@ -18,7 +18,6 @@ from autocompile.export.choices import (
     environment_of,
     facts_of,
     file_note,
-    is_rl,
 )
 from autocompile.export.lines import (
     IMPORTS,
@@ -35,13 +34,8 @@ from autocompile.export.lines import (
 )
 from autocompile.export.text import comment, one_line, program, quoted
 from autocompile.settings.config import EAGER
-from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
+from autocompile.settings.phases import PHASES, phase_of
 from autocompile.store.report import Report
-
-IN_RLLIB = (
-    "from autocompile.rllib import tuned",
-    'config = tuned(config, "tuned.json")',
-)
 
 _LONGEST = 200  # characters of a line to paste
 
@@ -86,7 +80,7 @@ def programs(found: Sequence[Choice], facts: Facts) -> list[Together]:
     different states are alternatives. A program that changes something comes first.
     """
     groups: list[list[Choice]] = []
-    in_torch = [choice for choice in found if choice.phase != LEARNER_UPDATE]
+    in_torch = [choice for choice in found if not phase_of(choice.phase).is_update]
     for choice in sorted(in_torch, key=lambda choice: choice.config is None):
         for group in groups:
             if all(_can_share(choice, other, facts) for other in group):
@@ -133,9 +127,11 @@ def export(report: Report) -> str:
         text = "\n\n".join((_imports(report, other), *_blocks(other, found))).strip()
         lines = ("# In place of what is above:", *text.splitlines())
         blocks.append("\n".join(f"# {line}".rstrip() for line in lines))
-    if updates := choices(report).get(LEARNER_UPDATE):
-        to_rllib = one_line(command(report, "--to rllib"))
-        blocks.append(f"{_evidence(updates)}# {to_rllib}")
+    for choice in choices(report).values():
+        if phase_of(choice.phase).is_update:
+            blocks.append(
+                f"{_evidence(choice)}# {one_line(_to_library(report, choice))}"
+            )
     return program(_refusal(report, faster), *blocks)
 
 
@@ -213,14 +209,18 @@ def _evidence(choice: Choice) -> str:
 def having_form(report: Report) -> list[Choice]:
     """The choices of a report; an ExportError if plain torch code cannot express them."""
     every = choices(report)
-    updates = every.pop(LEARNER_UPDATE, None)  # RLlib's own: only its Learner does one
-    if updates and not every:
-        raise ExportError(
-            f"{LEARNER_UPDATE} is an update by RLlib's Learner, which has no form in plain torch",
-            hint=command(report, "--to rllib"),
-        )
+    updates = [one for name, one in every.items() if phase_of(name).is_update]
+    for one in updates:
+        del every[one.phase]
+        if not every:
+            raise ExportError(
+                f"{one.phase} is an update by {phase_of(one.phase).library} itself, which has no "
+                "form in plain torch",
+                hint=_to_library(report, one),
+            )
+    library = facts_of(report).library
     for name, choice in every.items():
-        lost = "" if name in PHASES or is_rl(report) else "a phase that is not known"
+        lost = "" if name in PHASES or library else "a phase that is not known"
         if choice.config and not environment_of(report, choice.config):
             place = choice.config.environment
             lost = f"environment={place!r}, which the report does not describe"
@@ -231,6 +231,10 @@ def having_form(report: Report) -> list[Choice]:
                 hint=command(report, "--to json"),
             )
     return list(every.values())
+
+
+def _to_library(report: Report, choice: Choice) -> str:
+    return command(report, f"--to {phase_of(choice.phase).library}")
 
 
 def _refusal(report: Report, faster: Iterable[Choice]) -> str:
@@ -274,8 +278,9 @@ def use_line(report: Report, run: str = "last") -> str:
         return _nothing_to_use(report)
     faster = [choice for choice in found.values() if choice.config is not None]
     writes = f"     after    autocompile export {run} -o tuned.json"
-    if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
-        return "; ".join(IN_RLLIB) + writes
+    library = facts_of(report).library
+    if library and any(phase_of(c.phase).library == library.name for c in faster):
+        return "; ".join(library.use) + writes
     try:
         having_form(report)
         refused = _refusal(report, faster)

@@ -9,7 +9,6 @@ from autocompile.export.choices import (
     facts_of,
     file_note,
     header,
-    is_rl,
 )
 from autocompile.export.lines import (
     Choice,
@@ -18,10 +17,9 @@ from autocompile.export.lines import (
     of_weights,
     options_of,
 )
-from autocompile.export.python import IN_RLLIB
-from autocompile.export.text import comment, literal, program, quoted
+from autocompile.export.text import NOTHING, comment, literal, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.store.report import Report
 
 ACCELERATE_READ = "1.15"
@@ -44,7 +42,6 @@ _MIXED = {
     "bfloat16": ', mixed_precision="bf16"',
     "float16": ', mixed_precision="fp16"',
 }
-_NOTHING = comment("Nothing was found to be faster than eager mode: leave it as it is.")
 _LIGHTNING = """\
 from pytorch_lightning import Trainer  # or from lightning.pytorch
 
@@ -65,26 +62,6 @@ trainer = Trainer(model, args, callbacks=[TunedCallback("tuned.json")])
 """
 
 
-def rllib(report: Report) -> str:
-    """RLlib: an AlgorithmConfig whose env runners and learners use the file of settings."""
-    found = choices(report)
-    works = [choice for choice in found.values() if choice.works]
-    used = [choice for choice in works if phase_of(choice.phase).in_rllib]
-    if not (is_rl(report) and used):
-        what = "this result: the target is not an RLModule"
-        if is_rl(report):
-            what = f"the phases {', '.join(found)}"
-        raise ExportError(
-            f"RLlib has no form for {what}",
-            hint=command(report, "--to python"),
-        )
-    top = header(report, "RLlib settings")
-    top += "".join(comment(f"{choice.phase}: {choice.evidence}") for choice in used)
-    if not any(choice.config for choice in used):
-        return program(top + _NOTHING)
-    return program(top, IN_RLLIB[0], f"{file_note(report)}\n{IN_RLLIB[1]}")
-
-
 def lightning(report: Report) -> str:
     """PyTorch Lightning: a ``Trainer`` with our callback, which reads the file of settings."""
     return _with_callback(report, "Lightning", _LIGHTNING)
@@ -98,7 +75,7 @@ def transformers(report: Report) -> str:
 def _with_callback(report: Report, stack: str, text: str) -> str:
     model, step, evidence = _settings(report, stack)
     if model == step == EAGER:
-        return program(evidence + _NOTHING)
+        return program(evidence + NOTHING)
     return program(evidence, text.format(file=file_note(report)))
 
 
@@ -161,12 +138,12 @@ def _plugin(config: CompileConfig) -> str:
 def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig, str]:
     """For a stack that trains: the settings of forward pass and optimizer step, and a comment."""
     found = choices(report)
-    if is_rl(report):
+    if library := facts_of(report).library:
         raise ExportError(
-            f"{stack} has no form for an RLModule",
-            "it compiles model.forward(), which RLlib does not call: it calls forward_exploration()"
-            ", forward_inference() and forward_train()",
-            hint=command(report, "--to rllib"),
+            f"{stack} has no form for {library.module}",
+            f"it compiles model.forward(), which {library.title} does not call: "
+            f"it calls {library.calls}",
+            hint=command(report, f"--to {library.name}"),
         )
     usable = {name: choice for name, choice in found.items() if choice.works}
     choice = usable.get(TRAIN_STEP) or usable.get(FORWARD)

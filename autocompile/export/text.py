@@ -26,6 +26,9 @@ def comment(text: object) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
+NOTHING = comment("Nothing was found to be faster than eager mode: leave it as it is.")
+
+
 def quoted(text: str) -> str:
     """An ASCII string literal, in double quotes if that needs no escape."""
     plain = ascii(text)

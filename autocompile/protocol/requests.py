@@ -169,7 +169,7 @@ class SaveRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmRequest(Request):
-    """Run the target's RLlib algorithm with and without settings, for so many seconds."""
+    """Run the target's training algorithm with and without settings, for so many seconds."""
 
     kind = "in_algorithm"
     tuned: TunedSet
@@ -242,7 +242,7 @@ class SaveResult(TaskResult):
 
 @dataclass(kw_only=True)
 class AlgorithmResult(TaskResult):
-    """An RLlib algorithm with and without settings.
+    """A training algorithm with and without settings.
 
     A round holds of each side the seconds of ``train()``, the env steps, the seconds of sampling
     and of the module's forward in it (of all env runners together), and the seconds and number of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -74,34 +74,6 @@ def render_verified(found: Found, console: Console) -> None:
     page.table(checks(found), "")
     for line in found["unmet"]:
         page.line(f"gate: {text.plain(line)}", "red")
-
-
-_IN_ALGORITHM: dict[str, tuple[str, Callable[[float], str]]] = {
-    "steps_per_s": ("env steps/s of train()", text.quantity),
-    "sampled_per_s": ("env steps/s of sampling", text.quantity),
-    "update_s": ("a gradient update", text.seconds),
-    "forward_share": ("forward in sampling", lambda share: f"{share * 100:.0f} %"),
-}
-
-
-def render_in_algorithm(found: Found, console: Console) -> None:
-    """One line for each figure: without the settings, with them, and the gain."""
-    page, rows = Page(console), []
-    for name, row in found["figures"].items():
-        label, show = _IN_ALGORITHM[name]
-        sides = [text.read_interval(row[side]) for side in ("untouched", "tuned")]
-        cells = [
-            f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one
-        ]
-        gain = row.get("gain")
-        rows.append((label, *cells, text.estimate(gain) if gain else ""))
-    page.line(f"target  {text.plain(found['target'])}")
-    page.line(f"        {len(found['rounds'])} iterations of each, in turns")
-    page.table(
-        Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), ""
-    )
-    for note in found["notes"]:
-        page.line(text.plain(note))
 
 
 def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:

@@ -380,7 +380,7 @@ def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
     """What concerns all phases."""
     phases = report.phases
     used = [name for name, phase in phases.items() if phase.answer.changes_something]
-    if report.target.algorithm and any(phase_of(name).in_rllib for name in used):
+    if report.target.algorithm and any(phase_of(name).library for name in used):
         yield Line("In the algorithm", tuple(_in_algorithm(report, run)))
     missing: dict[str, str] = {}
     for phase in phases.values():
@@ -401,7 +401,7 @@ def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
 
 
 def _in_algorithm(report: Report, run: str) -> Iterator[Text]:
-    """The gain in RLlib's own loop where it was measured, else the command that measures it."""
+    """The gain in the algorithm's own loop where it was measured, else the command that measures it."""
     measured = report.in_algorithm
     for name, what in (
         ("steps_per_s", "env steps/s of train()"),

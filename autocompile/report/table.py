@@ -1,4 +1,4 @@
-"""One table over runs of one target on several machines, in the form of RLlib's benchmark.
+"""One table over runs of one target on several machines.
 
 It is made of the reports alone: what a run has decided is shown, nothing is decided here.
 """
@@ -87,7 +87,7 @@ def _gain(answer: Answer, best: Best) -> str:
 
 
 def _answers(name: str, machines: Phases) -> Iterator[tuple[Text, ...]]:
-    """A row for each machine, as RLlib's summary has one for each kind of hardware."""
+    """A row for each machine."""
     title: Text = Span(show.plain(name), "strong")
     for machine, phase in machines.items():
         answer, cells = phase.answer, _no_result(phase.answer)
@@ -107,7 +107,7 @@ def _no_result(answer: Answer) -> tuple[Text, Text]:
 
 
 def _section(name: str, machines: Phases) -> Section:
-    """As RLlib's appendix: eager mode and the best beside it, by batch size and machine."""
+    """Eager mode and the best beside it, by batch size and machine."""
     first, *_ = machines
     every = [
         (answer, answer.best, machine)

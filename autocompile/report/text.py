@@ -180,7 +180,7 @@ def label(config: CompileConfig) -> str:
 
 
 def target_name(target: Mapping[str, Any]) -> str:
-    """``ppo.py:config (AlgorithmConfig) → DefaultPPOTorchRLModule, 2.2 M parameters``."""
+    """``model.py (functions) → ResNet, 2.2 M parameters``."""
     name = str(target.get("spec", "?"))
     if target.get("kind"):
         name += f" ({target['kind']})"

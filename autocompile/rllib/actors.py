@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
 from autocompile.errors import UsageError
+from autocompile.rllib.described import RLLIB
 from autocompile.rllib.observations import made_up_batch
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
@@ -40,7 +42,7 @@ def demand_usable(entry: Tuned) -> None:
     used = [
         name
         for name, phase in phases.PHASES.items()
-        if phase.in_rllib and name in entry.phases
+        if phase.library == RLLIB.name and name in entry.phases
     ]
     if not used:
         raise UsageError(
@@ -203,7 +205,7 @@ class TunedLearner(_Tuned):
 
     def _choices(self) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
         rows = self.config.minibatch_size or self.config.train_batch_size_per_learner
-        return self.tuned.of_learner(int(rows))
+        return of_learner(self.tuned, int(rows))
 
     def _tune(self, name: str, module: Any) -> None:
         (phase, choice), (_, step) = self._choices()
@@ -221,6 +223,21 @@ class TunedLearner(_Tuned):
             for name, optimizer in self._named_optimizers.items():
                 compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
                 self.use(f"{name}.{phase}", choice, compiled)
+
+
+def of_learner(
+    tuned: Tuned, batch_size: int
+) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
+    """Phase and choice of a learner's forward pass, and of its optimizers.
+
+    Those of a whole update come before those of its parts.
+    """
+    if update := tuned.at(phases.LEARNER_UPDATE, batch_size):
+        step = replace(update, config=update.config.of_optimizer)
+        return (phases.LEARNER_UPDATE, update), (phases.LEARNER_UPDATE, step)
+    forward = tuned.at(phases.FORWARD_TRAIN, batch_size)
+    step_only = tuned.at(phases.OPTIMIZER_STEP)
+    return (phases.FORWARD_TRAIN, forward), (phases.OPTIMIZER_STEP, step_only)
 
 
 def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:

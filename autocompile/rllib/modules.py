@@ -1,38 +1,28 @@
-"""RLlib targets: an AlgorithmConfig, RLModuleSpec or RLModule, and the updates of a Learner.
+"""RLlib targets: an AlgorithmConfig, RLModuleSpec or RLModule, and how its loops call them.
 
-A Learner runs in this process, without ray or threads. Written against ray 2.50 and 2.60, new API
-stack.
+Written against ray 2.50 and 2.60, new API stack.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import textwrap
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.learner.torch import torch_learner
-from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
-from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
-from ray.rllib.policy.sample_batch import SampleBatch
-from ray.rllib.utils.from_config import from_config
-from ray.rllib.utils.replay_buffers.replay_buffer import ReplayBuffer
 
 from autocompile.errors import TargetError
-from autocompile.rllib import observations
+from autocompile.rllib import actors, observations
+from autocompile.rllib.described import RLLIB
+from autocompile.rllib.learner import SIZES, LearnerUpdates, minibatch
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_INFERENCE,
@@ -42,10 +32,29 @@ from autocompile.settings.phases import (
     TRAIN_STEP,
 )
 from autocompile.trial.model.calls import Calls
-from autocompile.trial.model.target import Target
+from autocompile.trial.model.target import LibraryCalls, Target
 
-_OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
-_SIZES = 4  # of whole train batches in a pass: enough to tell one program from one for each size
+_FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
+
+
+def _call(model: Any, phase: str, counters: dict[str, Any]) -> Callable[[Any], Any]:
+    """The call that env runners and learners make; exploration gets the step count ``t``."""
+    method = getattr(model, phase)
+    beneath = inspect.signature(getattr(type(model), f"_{phase}")).parameters.values()
+    takes_steps = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
+    if phase != FORWARD_EXPLORATION or not takes_steps:
+        # A module may take things out of its batch.
+        return lambda inputs: method(dict(inputs))
+    counters["t"] = _FIRST_STEP
+
+    def explore(inputs: Any) -> Any:
+        counters["t"] += 1
+        return method(dict(inputs), t=counters["t"])
+
+    return explore
+
+
+_CALLS = LibraryCalls(RLLIB.title, _call, actors.warm_up)
 
 
 def from_object(value: Any) -> Target:
@@ -87,7 +96,9 @@ def _from_config(config: Any) -> Target:
     _take_threads(config, target)
     _take_evaluation(config, envs, target)
     if config.enable_rl_module_and_learner:
-        target.make_learner = lambda model: Updates(config, model)
+        target.library = replace(
+            _CALLS, make_updates=lambda model: LearnerUpdates(config, model)
+        )
         if config.minibatch_size or getattr(config, "replay_buffer_config", None):
             target.phase_inputs[LEARNER_UPDATE] = lambda c: minibatch(
                 config, module, c or rows
@@ -106,12 +117,12 @@ def _take_whole_batches(config: Any, module: Any, rows: int, target: Target) -> 
     smaller last one. Nor is there in a sample of a replay buffer.
     """
     target.own_batch_size[LEARNER_UPDATE] = (
-        rows * _SIZES
+        rows * SIZES
     )  # as of each workload, of a pass
 
     def make_calls(count: int | None) -> Calls:
-        steps = max(2, (count or rows * _SIZES) // _SIZES)
-        return Calls(minibatch(config, module, steps, n) for n in range(1, _SIZES + 1))
+        steps = max(2, (count or rows * SIZES) // SIZES)
+        return Calls(minibatch(config, module, steps, n) for n in range(1, SIZES + 1))
 
     target.phase_inputs[LEARNER_UPDATE] = make_calls
     target.choices["updates"] = (
@@ -215,7 +226,8 @@ def _target(kind: str, module: Any, config: Any = None) -> Target:
             module, make_inputs(batch_size), make_inputs(batch_size)
         )
 
-    target = Target(kind, module, make_inputs, is_rl=True)
+    target = Target(kind, module, make_inputs, library=_CALLS)
+    target.train = lambda model, inputs: model.forward_train(inputs)
     target.phase_inputs = dict.fromkeys(
         (FORWARD_TRAIN, TRAIN_STEP), make_training_inputs
     )
@@ -225,124 +237,3 @@ def _target(kind: str, module: Any, config: Any = None) -> Target:
     space = textwrap.shorten(str(module.observation_space), 80, placeholder=" ...")
     target.choices["inputs"] = f"drawn from {space}"
     return target
-
-
-class Updates:
-    """Gradient updates of a full RLModule, which they change, by the Learner of its config."""
-
-    def __init__(self, config: Any, module: Any) -> None:
-        local = _in_this_process(config)
-        agents = MultiRLModule()
-        agents.add_module(DEFAULT_MODULE_ID, module)
-        device = next(module.parameters()).device
-        with (
-            # RLlib would ask ray for a GPU.
-            mock.patch.object(torch_learner, "get_device", return_value=device),
-            # IMPALA and APPO start an update thread that never ends.
-            mock.patch.object(threading.Thread, "start"),
-        ):
-            self.learner = local.learner_class(config=local, module=agents)
-            self.learner.build()
-        self.optimizers = list(self.learner._named_optimizers.values())
-        names = {id(p): name for name, p in module.named_parameters()}
-        trained = self.learner._params.values()
-        self.parameters = {
-            names.get(id(p), f"learner.{i}"): p for i, p in enumerate(trained)
-        }
-        self._batches: dict[
-            int, tuple[Any, dict[str, SampleBatch]]
-        ] = {}  # and what each is of
-
-    def update(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Losses, gradients and optimizer steps on a :func:`minibatch`; the loss by module."""
-        if id(batch) not in self._batches:
-            made = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
-            while len(self._batches) >= _SIZES:  # of an earlier pass
-                del self._batches[next(iter(self._batches))]
-            self._batches[id(batch)] = batch, made  # kept, so that no other has its id
-        _, of_rllib = self._batches[id(batch)]
-        for columns in of_rllib.values():
-            columns.accessed_keys = (
-                set()
-            )  # as in a new minibatch: Dynamo guards on them
-        _, losses, _ = self.learner._update(of_rllib)
-        return {name: loss.detach() for name, loss in losses.items()}
-
-
-def minibatch(
-    config: Any, module: Any, count: int, parts: int = 1
-) -> dict[str, dict[str, Any]]:
-    """A minibatch of episodes with random observations and rewards: columns by module.
-
-    An env runner samples the episodes with the module's weights. They pass through the algorithm's
-    replay buffer, if any, and the learner's connectors. ``count`` are rows; for an algorithm
-    without minibatches, environment steps. ``parts`` says how many episodes are in a fragment.
-    """
-    updates = Updates(config, copy.deepcopy(module))
-    episodes = _episodes(config, module, count, parts)
-    if getattr(config, "replay_buffer_config", None):
-        episodes = _replayed(config, module, episodes, count)
-    batches = updates.learner._create_iterator_if_necessary(
-        training_data=TrainingData(episodes=episodes),
-        minibatch_size=count if config.minibatch_size else None,
-    )
-    by_module = next(iter(batches)).policy_batches
-    return {name: dict(columns) for name, columns in by_module.items()}
-
-
-def _episodes(config: Any, module: Any, count: int, parts: int = 1) -> list[Any]:
-    """Whole episodes with at least ``count`` steps in all, of a rollout fragment or parts of it."""
-    length = _OF_A_BUFFER
-    if not getattr(config, "replay_buffer_config", None):
-        length = min(
-            int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2))
-        )
-    local = _in_this_process(config)
-    local.callbacks_class = RLlibCallback
-    for name in [name for name in vars(local) if name.startswith("callbacks_on_")]:
-        setattr(local, name, None)
-    spaces = {
-        "observation_space": config.observation_space,
-        "action_space": config.action_space,
-    }
-    of_each = math.ceil(length / parts)
-    local.environment(
-        env=observations.MadeUpEnv, env_config={**spaces, "length": of_each}
-    )
-    environments = math.ceil(count / length)
-    local.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
-    local.gym_env_vectorize_mode = "sync"
-    runner = SingleAgentEnvRunner(config=local)
-    runner.module.load_state_dict(module.state_dict(), strict=False)
-    episodes: list[Any] = runner.sample(num_timesteps=environments * length)
-    runner.stop()
-    return episodes
-
-
-def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list[Any]:
-    """A sample of the episodes from the algorithm's replay buffer, as in ``DQN.training_step``."""
-    buffer = from_config(ReplayBuffer, dict(config.replay_buffer_config))
-    buffer.rng = np.random.default_rng(np.random.randint(2**31))
-    buffer.add(episodes)
-    sample: list[Any] = buffer.sample(
-        num_items=count,
-        n_step=config.n_step,
-        batch_length_T=module.is_stateful() * config.model_config.get("max_seq_len", 0),
-        lookback=int(module.is_stateful()),
-        min_batch_length_T=getattr(config, "burn_in_len", 0),
-        gamma=config.gamma,
-        beta=config.replay_buffer_config.get("beta"),
-        sample_episodes=True,
-    )
-    return sample
-
-
-def _in_this_process(config: Any) -> Any:
-    """A copy of the configuration without remote workers and ray's own compiling."""
-    local = config.copy(copy_frozen=False)
-    local.rollout_fragment_length = config.get_rollout_fragment_length()
-    local.num_learners = local.num_gpus_per_learner = local.num_gpus_per_env_runner = 0
-    local.num_aggregator_actors_per_learner = 0
-    local.torch_compile_learner = False
-    local.seed = None  # or all batches are equal
-    return local

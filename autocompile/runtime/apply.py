@@ -37,7 +37,7 @@ def apply(
     in one process only.
 
     Args:
-        model: an ``nn.Module`` or RLModule; for a step that is compiled as a whole, the function
+        model: an ``nn.Module``; for a step that is compiled as a whole, the function
             that does the step.
         settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
             of several machines, the one that fits the device of the weights is taken.

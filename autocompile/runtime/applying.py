@@ -160,8 +160,8 @@ class Compiled:
     """A function that compiles at its first call and counts the graphs that Dynamo captures.
 
     It runs, and so do the gradients of its results, with the threads and the precision of the
-    setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: RLModules
-    disable gradients only inside the method, but Dynamo calls the backend in the caller's grad
+    setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: methods
+    that disable gradients do so only inside, but Dynamo calls the backend in the caller's grad
     mode. ``or_eager`` uses the original if that works and the compiled function fails. ``device``
     is the type of device for autocast, where no ``model`` has parameters.
     """
@@ -275,7 +275,7 @@ def apply_config(
 ) -> Used:
     """Make a model and its optimizers use the setting of a phase: in trials, and for users.
 
-    Of a training step and of a learner's update the model is compiled with its backward pass; loss,
+    Of a training step and of a library's update the model is compiled with its backward pass; loss,
     ``backward()`` and the optimizers' steps stay outside. ``model`` is changed in place; for scope
     ``step`` it is the function that does the step. ``step`` is the setting of the optimizers beside
     a forward phase. Returns what to call from now on: the model, or the compiled function.
@@ -295,8 +295,8 @@ def apply_config(
         prepare_model(model, config)
         return model
     is_whole = bool(phases.phase_of(phase).whole)
-    if is_whole or phase == phases.LEARNER_UPDATE:
-        if hasattr(type(model), f"_{phases.FORWARD_TRAIN}"):  # an RLModule
+    if is_whole or phases.phase_of(phase).is_update:
+        if hasattr(type(model), f"_{phases.FORWARD_TRAIN}"):  # called by its methods
             phase = phases.FORWARD_TRAIN
         elif is_whole:
             phase = phases.FORWARD
@@ -311,16 +311,17 @@ def apply_to_phase(
     or_eager: bool = False,
 ) -> Compiled | None:
     """Make a module use a setting in a forward phase; returns None if it runs as it is."""
+    known = phases.phase_of(phase)
     if phase != phases.FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
             f"a {type(module).__name__} has no {phase}",
-            hint="from autocompile.rllib import tuned"
-            if phase == phases.LEARNER_UPDATE
+            hint=f"from autocompile.{known.library} import tuned"
+            if known.is_update
             else None,
         )
     prepare_model(module, config)
-    # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
-    # has another signature, and forward_* switches between train and eval.
+    # As Module.compile does; a copy of the module is not compiled. A method is replaced beneath
+    # its public one, which switches between train and eval.
     name = "_compiled_call_impl" if phase == phases.FORWARD else f"_{phase}"
     is_last = _has_blocks(vars(module).pop(name, None))
     if is_last and not any(map(_has_blocks, vars(module).values())):

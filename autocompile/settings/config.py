@@ -16,7 +16,6 @@ from autocompile.settings.backends import BACKENDS, Backend, OptionValue
 from autocompile.settings.dimensions import DIMENSIONS, Dimension
 from autocompile.settings.phases import (
     FORWARD,
-    LEARNER_UPDATE,
     OPTIMIZER_STEP,
     phase_of,
 )
@@ -176,7 +175,7 @@ class CompileConfig:
 
     @property
     def of_optimizer(self) -> CompileConfig:
-        """What of a setting of RLlib's updates is about their optimizers."""
+        """What of a setting of a library's own updates is about their optimizers."""
         # torch.compile passes over a fused step.
         backend = "eager" if self.optimizer == "fused" else self.backend
         return replace(
@@ -189,7 +188,7 @@ class CompileConfig:
 
     def of_optimizer_in(self, phase: str) -> CompileConfig:
         """What of a phase's setting is about its optimizers: how each steps."""
-        if phase == LEARNER_UPDATE:
+        if phase_of(phase).is_update:
             return self.of_optimizer
         if phase == OPTIMIZER_STEP:
             return self

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
+from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
 
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
@@ -210,7 +210,7 @@ def _some_limits(place: Place) -> tuple[int | None, ...]:
 def _takes_static(config: CompileConfig, place: Place) -> str:
     if config.dynamic is not False:
         return ""
-    if place.phase == LEARNER_UPDATE and place.kinds > 1:
+    if phase_of(place.phase).is_update and place.kinds > 1:
         return "the train batches of a learner have more sizes than a pass shows"
     if place.kinds <= _LIMIT or config.recompile_limit:
         return ""

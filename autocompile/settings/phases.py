@@ -26,12 +26,14 @@ class Phase:
     has_backward: bool = False  # it computes gradients
     steps: bool = False  # it steps an optimizer
     whole: str = ""  # the function of all that it does, which scope ``step`` compiles
-    is_rl: bool | None = (
-        None  # of RLModules only, or of all other models only; None for both
-    )
-    needs_config: bool = False  # RLlib's AlgorithmConfig
-    in_rllib: bool = False  # RLlib's runners and learners do it as it was measured
-    role: str = ""  # the part of RLlib that does it, as reports name it
+    # The library whose own loop does it as it was measured: the name of its export format.
+    library: str = ""
+    # That library calls the model's method of this name, not the model itself.
+    method: bool = False
+    # The library's own gradient update, of which plain torch has no form. It comes with the
+    # library's configuration, and so do its batch size and its optimizers.
+    is_update: bool = False
+    role: str = ""  # the part of the library that does it, as reports name it
     has_batch_size: bool = True  # inputs come in batches; else throughput counts calls
     prior: str = ""  # the phase whose recorded tables fit it; empty for its own
     is_own: bool = False  # the target's ``get_step`` gives its unit of work
@@ -47,16 +49,16 @@ class Phase:
 
 
 _SAMPLING = Phase(
-    is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD
+    is_forward=True, library="rllib", method=True, role="worker", prior=FORWARD
 )
-_learning = functools.partial(Phase, in_rllib=True, role="learner")
-_own = functools.partial(Phase, is_rl=False, is_own=True, whole="step")
+_learning = functools.partial(Phase, library="rllib", role="learner")
+_own = functools.partial(Phase, is_own=True, whole="step")
 
 PHASES: Mapping[str, Phase] = {
-    FORWARD: Phase(is_forward=True, is_rl=False),
+    FORWARD: Phase(is_forward=True),
     FORWARD_EXPLORATION: _SAMPLING,
     FORWARD_INFERENCE: _SAMPLING,
-    FORWARD_TRAIN: _learning(is_forward=True, has_backward=True, is_rl=True),
+    FORWARD_TRAIN: _learning(is_forward=True, has_backward=True, method=True),
     OPTIMIZER_STEP: _learning(steps=True, has_batch_size=False),
     TRAIN_STEP: Phase(
         has_backward=True,
@@ -65,7 +67,7 @@ PHASES: Mapping[str, Phase] = {
         role="learner",
     ),
     LEARNER_UPDATE: _learning(
-        has_backward=True, steps=True, is_rl=True, needs_config=True, prior=TRAIN_STEP
+        has_backward=True, steps=True, is_update=True, prior=TRAIN_STEP
     ),
     STEP: _own(has_backward=True, steps=True, prior=TRAIN_STEP),
     INFERENCE_STEP: _own(prior=FORWARD),

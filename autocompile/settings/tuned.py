@@ -16,11 +16,6 @@ from typing import TYPE_CHECKING, Any
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import (
-    FORWARD_TRAIN,
-    LEARNER_UPDATE,
-    OPTIMIZER_STEP,
-)
 from autocompile.store.reading import demand_positive, made
 
 if TYPE_CHECKING:
@@ -113,19 +108,6 @@ class Tuned:
         return min(
             choices, key=lambda c: abs(math.log((c.batch_size or wanted) / wanted))
         )
-
-    def of_learner(
-        self, batch_size: int
-    ) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
-        """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers."""
-        if update := self.at(LEARNER_UPDATE, batch_size):
-            step = replace(update, config=update.config.of_optimizer)
-            return (LEARNER_UPDATE, update), (
-                LEARNER_UPDATE,
-                step,
-            )  # before those of parts
-        forward, step_only = self.at(FORWARD_TRAIN, batch_size), self.at(OPTIMIZER_STEP)
-        return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
         """What differs between the machine of the settings and this one, in words."""

@@ -31,7 +31,7 @@ from autocompile.settings.dimensions import (
     no_convolutions,
     why_not,
 )
-from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, TRAIN_STEP, phase_of
+from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.calls import workload_of
 from autocompile.store.record import Outcome, Record
@@ -180,11 +180,10 @@ def sizes_of(
             )
         return [fixed]
     own_size = target.get("own_batch_size", {}).get(phase)
-    is_alone = request.phases == (
-        LEARNER_UPDATE,
-    )  # or else sizes are asked for forward passes
-    if phase == LEARNER_UPDATE and own_size and not (asked and is_alone):
-        return [own_size]
+    if phase_of(phase).is_update and own_size:
+        is_alone = request.phases == (phase,)  # else sizes are asked for forward passes
+        if not (asked and is_alone):
+            return [own_size]
     return sorted(
         set(asked or (*DEFAULT_BATCH_SIZES, *([own_size] if own_size else [])))
     )

@@ -200,7 +200,7 @@ class Record(TaskResult):
         A plain model's forward pass is assumed to keep its weights; an agent's weights change.
         """
         phase = phase_of(self.phase)
-        changes = phase.is_forward and phase.is_rl
+        changes = phase.method
         return not (self.refresh_s and changes and not self.calls_per_update)
 
     def to_dict(self) -> dict[str, Any]:

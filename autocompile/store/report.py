@@ -322,7 +322,7 @@ class PhaseResult(Part):
     Attributes:
         answer: at the batch size that the phase is about.
         other_sizes: the answers at the other batch sizes, by size.
-        role: the part of RLlib that does it; empty where it is none.
+        role: the part of a library that does it; empty where it is none.
         explanation: why the best is the best, or why compiling does not help.
         settings: each setting at each batch size, with its figures or its failure; eager
             mode is one of them.

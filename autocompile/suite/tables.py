@@ -163,7 +163,7 @@ def _gain(tried: Tried) -> str:
 
 
 def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
-    """Each setting by model and batch size, as RLlib's appendix; of given settings only."""
+    """Each setting by model and batch size; of given settings only."""
     if not suite.fixed:
         return
     for row in filter(lambda row: row.settings, rows):

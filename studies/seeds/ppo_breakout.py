@@ -16,9 +16,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autocompile.commands.bench import compare_in_algorithm
 from autocompile.errors import AutocompileError
 from autocompile.report.text import label
+from autocompile.request import Request
+from autocompile.rllib.gain import compare_in_algorithm
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD_EXPLORATION
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -52,7 +53,10 @@ def main() -> None:
         settings = TunedSet((Tuned({FORWARD_EXPLORATION: (choice,)}, {}, target),))
         row: dict[str, Any] = {"setting": label(config), "config": config.to_dict()}
         try:
-            row |= compare_in_algorithm(target, settings, asked.budget, 120.0)
+            row |= compare_in_algorithm(
+                Request.of(target, {"budget_s": asked.budget, "timeout_s": 120.0}),
+                settings,
+            )
             row["target"] = asked.target
         except AutocompileError as error:
             row["error"] = error.what

@@ -16,8 +16,8 @@ from fakes import FakeExecutor, measured
 from recorded_runs import RUNS, said, unpack
 from scripts import tune
 
-from autocompile.commands.bench import figures
 from autocompile.execute.job import locked
+from autocompile.rllib.gain import figures
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import RunFolder
 

@@ -229,7 +229,7 @@ def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
         return {"figures": {"update_s": {}}}
 
     run()
-    monkeypatch.setattr("autocompile.commands.bench.compare_in_algorithm", compare)
+    monkeypatch.setattr("autocompile.rllib.gain.compare_in_algorithm", compare)
     done = typed("verify", "last", "--in-algorithm", "--json")
     assert done.returncode == 0, done.stderr
     assert [(one / "in_algorithm.json").exists() for one in runs] == [True, False]

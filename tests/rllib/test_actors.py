@@ -15,6 +15,7 @@ import torch
 from torch._dynamo import register_backend
 
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 
 pytest.importorskip("ray")
 import ray
@@ -27,7 +28,7 @@ from ray.rllib.utils.actor_manager import ResultOrError
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
-from autocompile.rllib.actors import warm_up
+from autocompile.rllib.actors import of_learner, warm_up
 from autocompile.rllib.algorithm import Tell
 from autocompile.rllib.observations import module_spec
 from autocompile.runtime.applying import Compiled
@@ -67,6 +68,35 @@ class Masked(default_ppo_torch_rl_module.DefaultPPOTorchRLModule):
             **output,
             "action_dist_inputs": output["action_dist_inputs"] + batch["mask"],
         }
+
+
+def of_sizes(phases: dict[str, dict[int | None, CompileConfig]]) -> Tuned:
+    speedup = {"value": 1.5, "low": 1.4, "high": 1.6}
+    return Tuned(
+        {
+            name: tuple(
+                Choice(config, size, speedup, 3) for size, config in one.items()
+            )
+            for name, one in phases.items()
+        }
+    )
+
+
+def test_a_whole_update_goes_before_its_parts() -> None:
+    """What is about blocks and layouts is the forward pass's alone."""
+    eager = CompileConfig("eager")
+    parts = of_sizes({"forward_train": {4: AOT}, "optimizer_step": {None: eager}})
+    (forward, choice), (own_step, other) = of_learner(parts, 4)
+    assert (forward, own_step) == ("forward_train", "optimizer_step")
+    assert choice and choice.config == AOT and other and other.config == eager
+    whole = CompileConfig(
+        "aot_eager", optimizer="tensor_lr", memory_format="channels_last"
+    )
+    both = of_sizes({"forward_train": {4: AOT}, "learner_update": {4: AOT, 64: whole}})
+    (forward, choice), (own_step, other) = of_learner(both, 60)
+    assert forward == own_step == "learner_update"
+    assert choice and choice.config == whole
+    assert other and other.config == CompileConfig("aot_eager", optimizer="tensor_lr")
 
 
 def weights_of(algorithm: Any) -> torch.Tensor:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from autocompile.commands.bench import figures
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import over_sets
 from autocompile.protocol.requests import AlgorithmResult
+from autocompile.rllib.gain import figures
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import TunedSet
 from autocompile.store.reading import plain

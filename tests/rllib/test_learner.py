@@ -30,19 +30,19 @@ from autocompile.protocol.requests import (  # noqa: E402
     ProbeResult,
     TimingLimits,
 )
-from autocompile.rllib.modules import (  # noqa: E402
-    Updates,
+from autocompile.rllib.learner import (  # noqa: E402
+    LearnerUpdates,
     _episodes,
-    from_object,
     minibatch,
 )
+from autocompile.rllib.modules import from_object  # noqa: E402
 from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.settings.dimensions import why_not  # noqa: E402
 from autocompile.space.space import _place  # noqa: E402
 from autocompile.store.reading import plain  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
-from autocompile.trial.model.sides import make_side, phases_of  # noqa: E402
+from autocompile.trial.model.sides import make_side  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
 from autocompile.trial.tasks.closer import try_schedule  # noqa: E402
@@ -106,7 +106,7 @@ def drawn(target: Target, phase: str = "learner_update", draw: int = 0) -> Any:
 )
 def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     target = loaded(small(name))
-    assert phases_of(target)[-1] == "learner_update"
+    assert target.known_phases()[-1] == "learner_update"
     draws = drawn(target), drawn(target, draw=1)
     assert set(Verifier(target, "learner_update", draws, 0, []).expected) >= {
         "loss",
@@ -127,7 +127,7 @@ def test_an_update_does_what_the_learners_own_update_does(name: str) -> None:
     config = small(name)
     target = loaded(config)
     batch = drawn(target)
-    own = Updates(config, copy.deepcopy(target.model))
+    own = LearnerUpdates(config, copy.deepcopy(target.model))
     spaces_of_module = {
         MODULE: (target.model.observation_space, target.model.action_space)
     }
@@ -386,13 +386,13 @@ def test_steps_change_at_each_call_and_what_that_recompiles_is_counted() -> None
     side, told = exploring(AOT), []
     for _ in range(6):
         side.run()
-        told.append(side.steps["t"])
+        told.append(side.counters["t"])
     assert told == [2, 3, 4, 5, 6, 7]
     assert telemetry.dynamo_facts()["recompiles"] == 1
     side.keep()
     side.run()
     side.restore()
-    assert side.steps["t"] == 7
+    assert side.counters["t"] == 7
 
 
 def test_a_setting_that_compiles_for_each_number_of_steps_shows_it() -> None:
@@ -428,7 +428,7 @@ def test_minibatches_have_one_size_also_where_a_batch_is_no_multiple() -> None:
     config = small("PPO").training(
         minibatch_size=16, train_batch_size_per_learner=40, num_epochs=2
     )
-    updates = Updates(config, loaded(config).model)
+    updates = LearnerUpdates(config, loaded(config).model)
     episodes = _episodes(config, loaded(config).model, 40)
     given = TrainingData(episodes=episodes)
     batches = updates.learner._create_iterator_if_necessary(

@@ -26,6 +26,7 @@ from autocompile.export.lines import Choice, Facts, lines_of
 from autocompile.protocol.requests import ExportedCode
 from autocompile.request import Request
 from autocompile.rllib.actors import warm_up
+from autocompile.rllib.described import RLLIB
 from autocompile.rllib.modules import from_object
 from autocompile.rllib.observations import _rows
 from autocompile.runtime.applying import apply_to_phase
@@ -35,7 +36,7 @@ from autocompile.settings.tuned import Tuned
 from autocompile.space.space import calls_between_updates
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
-from autocompile.trial.model.sides import make_side, phases_of
+from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import inputs_of
@@ -135,9 +136,14 @@ def test_each_form_has_the_phases_of_an_rl_module(
     module: Any, name: str | None, kind: str
 ) -> None:
     target = load(module, name)
-    assert target.kind == kind and target.is_rl
+    assert target.kind == kind and target.library
     of_config = ("learner_update",) if kind == "AlgorithmConfig" else ()
-    assert phases_of(target) == (*RL_PHASES, "optimizer_step", "train_step", *of_config)
+    assert target.known_phases() == (
+        *RL_PHASES,
+        "optimizer_step",
+        "train_step",
+        *of_config,
+    )
     training = "learner_update" if of_config else "optimizer_step"
     assert target.default_phases() == ("forward_exploration", training)
 
@@ -147,7 +153,7 @@ def test_every_phase_runs_and_is_judged_right_when_compiled(
     module: Any, name: str
 ) -> None:
     target = load(module, name)
-    for phase in RL_PHASES if name == "with_lstm" else phases_of(target):
+    for phase in RL_PHASES if name == "with_lstm" else target.known_phases():
         draws = (
             inputs_of(target, phase, 5, seed=0),
             inputs_of(target, phase, 5, seed=0, draw=1),
@@ -491,7 +497,7 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     config = (
         CompileConfig("eager", optimizer="fused") if phase == "optimizer_step" else AOT
     )
-    lines = lines_of(Choice(phase, "faster", config, ""), Facts(is_rl=True))
+    lines = lines_of(Choice(phase, "faster", config, ""), Facts(library=RLLIB))
     code = "\n".join(statement.code for statement in lines.statements)
     tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {})
     target = load(module, "spec")

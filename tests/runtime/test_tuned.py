@@ -216,20 +216,7 @@ def test_apply_refuses_what_it_cannot_do_in_words() -> None:
             autocompile.apply(net(), made, phase)
 
 
-def test_a_whole_update_goes_before_its_parts() -> None:
-    """For RLlib's Learner; what is about blocks and layouts is the forward pass's alone."""
-    parts = settings(forward_train={4: AOT}, optimizer_step={None: EAGER})
-    (forward, choice), (own_step, other) = parts.of_learner(4)
-    assert (forward, own_step) == ("forward_train", "optimizer_step")
-    assert choice and choice.config == AOT and other and other.config == EAGER
-    whole = CompileConfig(
-        "aot_eager", optimizer="tensor_lr", memory_format="channels_last"
-    )
-    both = settings(forward_train={4: AOT}, learner_update={4: AOT, 64: whole})
-    (forward, choice), (own_step, other) = both.of_learner(60)
-    assert forward == own_step == "learner_update"
-    assert choice and choice.config == whole
-    assert other and other.config == CompileConfig("aot_eager", optimizer="tensor_lr")
+def test_an_update_of_a_library_is_not_applied_to_a_plain_model() -> None:
     fused = CompileConfig(
         mode="max-autotune", optimizer="fused"
     )  # which torch does not compile
@@ -237,7 +224,7 @@ def test_a_whole_update_goes_before_its_parts() -> None:
     with pytest.raises(
         UsageError, match="a Sequential has no learner_update"
     ) as caught:
-        autocompile.apply(net(), both, "learner_update")
+        autocompile.apply(net(), settings(learner_update={4: AOT}), "learner_update")
     assert caught.value.hint == "from autocompile.rllib import tuned"
 
 

@@ -278,7 +278,7 @@ assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
 def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     from autocompile.rllib import tuned
-    from autocompile.rllib.modules import Updates, minibatch
+    from autocompile.rllib.learner import LearnerUpdates, minibatch
     from autocompile.rllib.observations import module_spec, take_spaces
 
     (tmp_path / "rl_target.py").write_text(RL_TARGET)
@@ -297,7 +297,7 @@ def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None
         counters.clear()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "the compiled code")
-            updates = Updates(tuned(config, file_of(made, tmp_path)), module)
+            updates = LearnerUpdates(tuned(config, file_of(made, tmp_path)), module)
             updates.update(minibatch(config, module, 4))
     found = counters["inductor"]
     assert (found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]) == (2, 0), found

@@ -264,7 +264,7 @@ def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(
 def test_an_agents_weights_change_at_times_that_somebody_has_to_say(
     target: Path,
 ) -> None:
-    probe = target_with(phases=["forward_exploration"], is_rl=True)
+    probe = target_with(phases=["forward_exploration"])
     result = tuned(target, FakeExecutor(partial(frozen, refresh_s=0.1), probe))
     assert result.config["forward_exploration"].mode == "max-autotune"
     notes = result.to_dict()["phases"]["forward_exploration"]["notes"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from recorded_runs import RUNS, said, unpack
 
-from autocompile.commands import bench
 from autocompile.commands import verify as verifying
 from autocompile.errors import RunError, UsageError
 from autocompile.progress import Progress
 from autocompile.request import Request
+from autocompile.rllib import gain
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.report import Report
@@ -153,7 +153,7 @@ def test_an_algorithm_is_that_of_the_entry_of_this_machine(
         tried.append(request.target)
         raise RunError("enough is known")
 
-    monkeypatch.setattr(bench, "compare_in_algorithm", compare)
+    monkeypatch.setattr(gain, "compare_in_algorithm", compare)
     gpu = replace(T4, target="gpu/net.py")
     Path("tuned.json").write_text(TunedSet((gpu, CPU)).to_json())
     assert "enough is known" in said("verify", "tuned.json", "--in-algorithm")

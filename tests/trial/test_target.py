@@ -18,7 +18,7 @@ from autocompile.errors import TargetError
 from autocompile.settings.config import CompileConfig
 from autocompile.store.targets import split_spec
 from autocompile.trial.model.load import build, import_target
-from autocompile.trial.model.sides import make_side, phases_of
+from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import (
     Target,
     call_model,
@@ -97,7 +97,7 @@ def test_a_target_is_a_place_and_perhaps_a_name(
 def test_each_form_builds_feeds_and_runs(spec: str, kind: str) -> None:
     target = load(spec)
     assert target.kind == kind
-    assert not target.is_rl and phases_of(target)[0] == "forward"
+    assert not target.library and target.known_phases()[0] == "forward"
     assert target.default_phases() == ("forward", "optimizer_step")
     inputs = target.make_inputs(None if target.fixed_batch else 4)
     assert target.loss(call_model(target.model, inputs), inputs).requires_grad

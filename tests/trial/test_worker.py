@@ -129,7 +129,7 @@ def test_a_probe_describes_target_and_machine(try_it: Try) -> None:
     assert target["kind"] == "functions" and target["description"] == "Net"
     assert target["parameters"] == 6 * 3 + 3
     assert target["phases"] == ["forward", "optimizer_step"]
-    assert "fixed_batch_size" not in target and target["is_rl"] is False
+    assert "fixed_batch_size" not in target
     assert result["environment"]["torch"] == torch.__version__
     assert result["environment"]["device"] == "cpu"
     assert list(result["modes"]) == list(environment.modes(CPU))

@@ -31,6 +31,8 @@ from autocompile.trial.model.own_step import maker_of
 from autocompile.trial.model.target import Target, call_model
 
 _FEW = 2  # samples of a batch that is only looked at
+# Packages whose objects are targets, and the module that makes targets of them.
+_LIBRARIES = {"ray.rllib": "autocompile.rllib.modules"}
 # Functions that give no model.
 _BESIDE = ("get_calls", "get_inputs", "get_loss", "get_optimizer", "get_step")
 
@@ -166,10 +168,10 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
                 "a target is an nn.Module, or a function or class that needs no arguments",
             )
         value = value()
-    if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
-        from autocompile.rllib import modules
-
-        return _with_user_functions(modules.from_object(value), module)
+    for package, maker in _LIBRARIES.items():
+        if any(cls.__module__.startswith(package) for cls in type(value).__mro__):
+            made = importlib.import_module(maker).from_object(value)
+            return _with_user_functions(made, module)
     if isinstance(value, nn.Module):
         kind = "functions" if hasattr(module, "get_model") else "nn.Module"
         return _plain(kind, value, module, spec)
@@ -208,6 +210,13 @@ def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target
     return _with_user_functions(target, module)
 
 
+def _demand_plain(target: Target, function: str) -> None:
+    if library := target.library:
+        raise TargetError(
+            f"{function} is for a plain model: {library.title} makes the calls and steps of its own"
+        )
+
+
 def _with_user_functions(target: Target, module: ModuleType) -> Target:
     if hasattr(module, "get_inputs"):
         function = module.get_inputs
@@ -219,9 +228,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
             target.phase_inputs.pop(phase, None)
         target.choices["inputs"] = "get_inputs() of the target"
     if hasattr(module, "get_calls"):
-        if target.is_rl:
-            what = "get_calls() is for a plain model: RLlib's config says how its modules are called"
-            raise TargetError(what)
+        _demand_plain(target, "get_calls()")
         get_calls, target.fixed_batch = module.get_calls, True
         target.phase_inputs.clear()
         target.make_inputs = lambda _: from_function(get_calls, str(module.__name__))
@@ -230,9 +237,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
             "the file of calls" if is_file else "get_calls() of the target"
         )
     if hasattr(module, "get_step"):
-        if target.is_rl:
-            what = "get_step() is for a plain model: RLlib's Learner has its own step"
-            raise TargetError(what)
+        _demand_plain(target, "get_step()")
         target.make_step, trains = maker_of(module.get_step, str(module.__name__))
         target.own_phase = phases.STEP if trains else phases.INFERENCE_STEP
         target.choices["step"] = "get_step() of the target"

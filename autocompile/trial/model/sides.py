@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from autocompile.trial.verify.outputs import (
     pieces,
 )
 
-_FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
 _PERTURBATION = 0.1
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
@@ -56,9 +54,8 @@ class Side:
     parameters: Mapping[str, torch.Tensor] = field(
         default_factory=dict
     )  # that optimizers train
-    steps: dict[str, Any] = field(
-        default_factory=dict
-    )  # ``t``, which RLlib passes to exploration
+    # Numbers that calls count up and pass on, such as the steps so far.
+    counters: dict[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None  # drops data that calls accumulate
     process: Mapping[str, Any] = field(
         default_factory=dict
@@ -164,7 +161,7 @@ class Side:
 
     def _dictionaries(self) -> dict[str, dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
-        found = {"steps": self.steps}
+        found = {"steps": self.counters}
         found |= {f"module {name}": vars(m) for name, m in self.model.named_modules()}
         for n, optimizer in enumerate(self.optimizers):
             parts = [vars(optimizer), *optimizer.param_groups]
@@ -251,17 +248,6 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
                 b.mul_((1 + _PERTURBATION * torch.rand(b.shape, device=b.device)).to(b))
 
 
-def phases_of(target: Target) -> tuple[str, ...]:
-    """The phases that a target has."""
-    return tuple(
-        name
-        for name, phase in phases.PHASES.items()
-        if phase.is_rl in (None, target.is_rl)
-        and (target.make_learner or not phase.needs_config)
-        and (name == target.own_phase or not phase.is_own)
-    )
-
-
 def make_side(
     target: Target,
     phase: str,
@@ -274,12 +260,13 @@ def make_side(
 
     ``is_whole``: an eager setting is of the whole step, as under autocast, not of the model alone.
     """
+    known = phases.PHASES[phase]
     is_whole = is_whole or config.scope == "step"
     model = target.fresh_model(phase) if model is None else model
     usual = {"threads": target.threads[phase]} if phase in target.threads else {}
     side = Side(
         model,
-        phases.PHASES[phase].trains,
+        known.trains,
         inputs,
         config,
         process=usual | config.process,
@@ -290,20 +277,19 @@ def make_side(
         model.eval()
         apply_config(model, phase, config)
         side.unit = functools.partial(call_model, model)
-    elif phases.PHASES[phase].is_forward:
+    elif known.method:
+        assert target.library
         apply_config(model, phase, config)
-        side.unit = _rl_call(side, phase)
-        if phase == phases.FORWARD_TRAIN:
+        side.unit = target.library.make_call(model, phase, side.counters)
+        if known.has_backward:
             side.view = lambda output: _with_gradients(target, side, output)
-    elif phase == phases.LEARNER_UPDATE:
-        assert target.make_learner
-        updates = target.make_learner(model)
+    elif known.is_update:
+        assert target.library
+        assert target.library.make_updates
+        updates = target.library.make_updates(model)
         side.optimizers = updates.optimizers
         apply_config(model, phase, config, side.optimizers)
-        side.unit = updates.update
-        side.forget = (
-            updates.learner.metrics.reset
-        )  # RLlib collects them until a result is made
+        side.unit, side.forget = updates.update, updates.forget
         _compare_training(side, updates.parameters)
     elif phase == phases.INFERENCE_STEP:
         _take_own_step(target, side, model.eval(), phase, None, is_whole)
@@ -396,26 +382,6 @@ def _trained(side: Side) -> dict[str, torch.Tensor]:
     }
 
 
-def _rl_call(side: Side, phase: str) -> Callable[[Any], Any]:
-    """The call that env runners and learners make; exploration gets the step count ``t``."""
-    method = getattr(side.model, phase)
-    beneath = inspect.signature(
-        getattr(type(side.model), f"_{phase}")
-    ).parameters.values()
-    takes_steps = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
-    if phase != phases.FORWARD_EXPLORATION or not takes_steps:
-        return lambda inputs: method(
-            dict(inputs)
-        )  # a module may take things out of its batch
-    side.steps["t"] = _FIRST_STEP
-
-    def explore(inputs: Any) -> Any:
-        side.steps["t"] += 1
-        return method(dict(inputs), t=side.steps["t"])
-
-    return explore
-
-
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -486,10 +452,7 @@ def _training_step(target: Target, model: Any, optimizer: Any) -> Callable[[Any]
 
     def step(inputs: Any) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        output = (
-            model.forward_train(inputs) if target.is_rl else call_model(model, inputs)
-        )
-        loss = target.loss(output, inputs)
+        loss = target.loss(target.train(model, inputs), inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()

@@ -8,7 +8,7 @@ import inspect
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,11 +35,45 @@ def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     return torch.stack(floats).sum()
 
 
+class Updates(Protocol):
+    """Gradient updates by a library's own code, which change the model that they are of."""
+
+    optimizers: list[Any]
+    parameters: Mapping[str, torch.Tensor]  # that they train, by name
+
+    def update(self, inputs: Any) -> Any:
+        """One update on the inputs of a call; returns its losses."""
+
+    def forget(self) -> None:
+        """Drop what updates accumulate, such as metrics."""
+
+
+@dataclass(frozen=True)
+class LibraryCalls:
+    """How a library's loops call a model.
+
+    Attributes:
+        title: as people write it.
+        make_call: what is done with the inputs of one call in a phase, from the model, the phase
+            and the counters of a side, which it may add to.
+        make_updates: its own updates of a model; None where the target has none.
+        start: calls a model as a worker does when it starts, for a phase and a batch size;
+            returns whether that could be done.
+    """
+
+    title: str
+    make_call: Callable[[Any, str, dict[str, Any]], Callable[[Any], Any]]
+    start: Callable[[Any, str, int], bool]
+    make_updates: Callable[[Any], Updates] | None = None
+
+
 @dataclass
 class Target:
     """How to build, feed and run the user's model."""
 
-    kind: str  # ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
+    kind: (
+        str  # ``functions``, ``KernelBench``, ``nn.Module``, or what a library calls it
+    )
     model: torch.nn.Module
     make_inputs: _Inputs  # of one batch; the argument is None for a fixed batch
     make_optimizer: Callable[[torch.nn.Module], Any] = lambda m: torch.optim.Adam(
@@ -50,13 +84,12 @@ class Target:
     phase_inputs: dict[str, _Inputs] = field(
         default_factory=dict
     )  # in place of ``make_inputs``
-    make_learner: Callable[[Any], Any] | None = (
-        None  # ``rllib.Updates`` of an AlgorithmConfig
-    )
     # Of the user's ``get_step``: from a model and an optimizer, and the phase that it gives.
     make_step: Callable[[torch.nn.Module, Any], Callable[[Any], Any]] | None = None
     own_phase: str = ""
-    is_rl: bool = False
+    library: LibraryCalls | None = None  # whose loops call the model's methods
+    # What a training step gives to ``loss``.
+    train: Callable[[Any, Any], Any] = lambda model, inputs: call_model(model, inputs)
     inference_model: torch.nn.Module | None = (
         None  # of an env runner, where it is a smaller one
     )
@@ -73,7 +106,7 @@ class Target:
     threads: dict[str, int] = field(
         default_factory=dict
     )  # where a phase's process has others
-    algorithm: str | None = None  # ``module:Class`` of an AlgorithmConfig
+    algorithm: str | None = None  # ``module:Class`` of what runs the library's loops
     explain: Callable[[Exception], Exception] | None = (
         None  # an error of a call in eager mode
     )
@@ -151,17 +184,27 @@ class Target:
             if model is not None:
                 model.to(device)
 
+    def known_phases(self) -> tuple[str, ...]:
+        """The phases that it has, in the order of their table."""
+        return tuple(n for n, phase in phases.PHASES.items() if self._has(n, phase))
+
+    def _has(self, name: str, phase: phases.Phase) -> bool:
+        if phase.is_update:
+            return self.library is not None and self.library.make_updates is not None
+        if phase.is_forward:
+            return phase.method == (self.library is not None)
+        return name == self.own_phase if phase.is_own else True
+
     def default_phases(self) -> tuple[str, ...]:
         """The phases that are tuned when nobody asks for others."""
         if self.own_phase:
             return (self.own_phase,)
-        forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
+        known = {name: phases.PHASES[name] for name in self.known_phases()}
+        forward = next(name for name, phase in known.items() if phase.is_forward)
         if not any(p.requires_grad for p in self.model.parameters()):
             return (forward,)
-        return (
-            forward,
-            phases.LEARNER_UPDATE if self.make_learner else phases.OPTIMIZER_STEP,
-        )
+        updates = [name for name, phase in known.items() if phase.is_update]
+        return (forward, *(updates or [phases.OPTIMIZER_STEP]))
 
 
 def seed_everything(seed: int) -> None:

@@ -46,7 +46,7 @@ def exported_side(
         "optimizer": next(iter(side.optimizers), None),
         "side": side,
         "loss": target.loss,
-        FORWARD: (lambda m, x: m.forward_train(x)) if target.is_rl else call_model,
+        FORWARD: target.train,
     }
     exec(_TRAIN_STEP, names)
     is_own, is_whole = phase == target.own_phase, config.scope == "step"

@@ -21,7 +21,6 @@ from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import (
     FORWARD,
     INFERENCE_STEP,
-    LEARNER_UPDATE,
     OPTIMIZER_STEP,
     PHASES,
 )
@@ -37,7 +36,7 @@ from autocompile.trial.model.calls import (
     shape_of,
 )
 from autocompile.trial.model.own_step import demand_calls
-from autocompile.trial.model.sides import make_side, phases_of
+from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
@@ -56,9 +55,7 @@ _OF_SEQUENCES = frozenset(
     {"input_ids", "attention_mask", "decoder_input_ids", "tokens"}
 )
 _MOST_APART = 0.05  # from eager's own results: more is no noise
-_LONGEST_UPDATE_S = (
-    0.15  # of a learner, for a budget of minutes: a trial makes about a hundred
-)
+_LONGEST_UPDATE_S = 0.15  # for a budget of minutes: a trial makes about a hundred
 
 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
@@ -67,14 +64,14 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         target = load(request, channel)
         device = target.device
         phases = list(request.phases or target.default_phases())
-        if not request.phases and LEARNER_UPDATE in phases:
+        for number, phase in enumerate(phases):
+            if request.phases or not PHASES[phase].is_update:
+                continue
             with channel.exclusive():  # the toolchain's compile is over by then
-                why = _why_no_update(target, request.header.seed)
+                why = _why_no_update(target, phase, request.header.seed)
             if why:
-                phases[phases.index(LEARNER_UPDATE)] = OPTIMIZER_STEP
-                target.choices["phases"] = (
-                    f"{OPTIMIZER_STEP} instead of {LEARNER_UPDATE}, {why}"
-                )
+                phases[number] = OPTIMIZER_STEP
+                target.choices["phases"] = f"{OPTIMIZER_STEP} instead of {phase}, {why}"
         result.target = _describe(target, phases)
         channel.step(Step.EAGER)
         result.target["writes_buffers"] = {}
@@ -116,11 +113,11 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         channel.send(EventName.ROOM, trials=int(free // need))
 
 
-def _why_no_update(target: Target, seed: int) -> str:
+def _why_no_update(target: Target, phase: str, seed: int) -> str:
     """Why updates of the user's own size are not tuned unasked; empty if they are."""
     try:
-        inputs = inputs_of(target, LEARNER_UPDATE, None, seed)
-        side = make_side(target, LEARNER_UPDATE, inputs)
+        inputs = inputs_of(target, phase, None, seed)
+        side = make_side(target, phase, inputs)
         update, timer = timed(side), timer_of(target.device)
         took_s = min(
             block(update, 1, timer) for _ in range(2)
@@ -137,28 +134,27 @@ def _try_in_eager(
     target: Target, phase: str, request: ProbeRequest, result: ProbeResult
 ) -> None:
     """Call a phase once, which may raise anything; the result gets what this tells of it."""
-    size, seed = request.batch_size, request.header.seed
+    size, seed, known = request.batch_size, request.header.seed, PHASES[phase]
     assert result.target is not None
     result.during = f"get_inputs({size})"
     inputs = inputs_of(target, phase, size, seed)
-    if target.is_rl and isinstance(
-        inputs, Calls
-    ):  # whose number of kinds depends on the size
+    if known.is_update and isinstance(inputs, Calls):
+        # How many kinds there are depends on the size, which is the user's own.
         inputs = inputs_of(target, phase, None, seed)
     result.during = None
     if isinstance(inputs, Calls):
         result.target["workload"] = {"calls": len(inputs), "kinds": len(kinds(inputs))}
         if (
-            target.is_rl
-        ):  # only the update has several; other targets have them in all phases
+            known.is_update
+        ):  # only it has several; other targets have them in all phases
             result.target["workload"]["phases"] = [phase]
-    if not target.is_rl:  # of RLlib's modules, the spaces give every shape
+    if not target.library:  # which draws every shape that there is
         draw = 0 if isinstance(inputs, Calls) else 1
         _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw), result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
     before, shapes = [b._version for b in buffers], _shapes_in(inputs)
-    is_own = PHASES[phase].is_own
+    is_own = known.is_own
     view = side.view(demand_calls(side.model, side.run) if is_own else side.run())
     if phase == INFERENCE_STEP and not has_number(view):
         raise TargetError(
@@ -252,7 +248,7 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
-    known = phases_of(target)
+    known = target.known_phases()
     if unknown := [phase for phase in phases if phase not in known]:
         raise AutocompileError(
             f"this target has no phase {unknown[0]}",
@@ -260,14 +256,14 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         )
     model = target.fresh_model(OPTIMIZER_STEP)
     optimizers: list[Any] = []
-    steps = any(
-        PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases
-    )
+    steps = any(PHASES[phase].steps and not PHASES[phase].is_update for phase in phases)
     if steps and any(p.requires_grad for p in model.parameters()):
         optimizers = [target.make_optimizer(model)]
     facts = described(optimizers[0], model) if optimizers else None
-    if LEARNER_UPDATE in phases and target.make_learner:
-        optimizers += target.make_learner(target.fresh_model(LEARNER_UPDATE)).optimizers
+    for phase in phases:
+        if PHASES[phase].is_update and target.library and target.library.make_updates:
+            made = target.library.make_updates(target.fresh_model(phase))
+            optimizers += made.optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return {
         "kind": target.kind,
@@ -286,7 +282,6 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
             n for n in OPTIMIZERS if every and all(n in names for names in every)
         ],
         "optimizer": facts,
-        "is_rl": target.is_rl,
         "choices": target.choices,
         "sha256": target.sha256,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ _CALLS = 3  # an optimizer's first step makes its state, the next finds it
 def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     """Write the file; ``graphs`` counts what is in it, ``left_out`` what is not.
 
-    A side applies settings as ``autocompile.apply`` and ``autocompile.rllib`` do: torch's key of a
+    A side applies settings as users' processes do: torch's key of a
     graph depends on it.
     """
     target = load(request, channel)
@@ -50,7 +49,7 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
         is_sampling = (
             phases.phase_of(phase).role == "worker" and target.device.type == "cpu"
         )
-        # Ray gives RLlib's env runners one thread.
+        # A remote worker has one thread.
         for threads in [usual, 1] if is_sampling else [usual]:
             with process_of({"threads": threads}), warnings.catch_warnings():
                 warnings.simplefilter(
@@ -76,12 +75,11 @@ def _why_not(phase: str, choice: Choice) -> str:
 
 
 def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
-    if phase in (phases.FORWARD_EXPLORATION, phases.FORWARD_INFERENCE):
-        # As an env runner does it: generated observations, not a trial's inputs.
+    if target.library and phases.phase_of(phase).role == "worker":
+        # With what a worker of the library starts with, not with a trial's inputs.
         model = target.fresh_model(phase)
         apply_config(model, phase, choice.config)
-        actors: Any = importlib.import_module("autocompile.rllib.actors")
-        if actors.warm_up(model, phase, choice.batch_size or 1):
+        if target.library.start(model, phase, choice.batch_size or 1):
             return
     side = make_side(target, phase, inputs, choice.config)
     # Not side.run(): the number of threads is part of torch's key, and the caller has set it.
