@@ -20,6 +20,7 @@ import torch._dynamo
 from gymnasium import spaces
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from rllib_algorithms import SPEEDUP
 
 from autocompile.errors import TargetError
 from autocompile.export.lines import Choice, Facts, lines_of
@@ -499,7 +500,7 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     )
     lines = lines_of(Choice(phase, "faster", config, ""), Facts(library=RLLIB))
     code = "\n".join(statement.code for statement in lines.statements)
-    tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {})
+    tuned = Tuned({phase: (TunedChoice(config, None, SPEEDUP, 3),)}, {})
     target = load(module, "spec")
     inputs = target.make_inputs(4)
     exported = ExportedCode(code, tuned)
