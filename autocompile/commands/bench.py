@@ -78,7 +78,9 @@ def log_shown() -> Iterator[None]:
 
 
 def end_of(log: Path) -> list[str]:
-    """The last lines of a log, enough for the end of a traceback."""
+    """The last lines of a log, enough for the end of a traceback; none if there is no log."""
+    if not log.exists():  # its process was ended before it had begun
+        return []
     return log.read_text("utf-8", "replace").strip().splitlines()[-12:]
 
 

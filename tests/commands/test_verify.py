@@ -15,9 +15,11 @@ from scripts import tune
 
 from autocompile.commands.verify import REQUIREMENTS, Check, check, request_for
 from autocompile.errors import UsageError
+from autocompile.estimate.limits import Limits
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.option import named_numbers
+from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import plain
@@ -145,7 +147,7 @@ def test_the_command_verifies_a_file(
     (work / "net.py").write_text(NET)
     (work / "tuned.json").write_text(TunedSet((settings(EAGER),)).to_json())
     told = "--progress", "none", "--require", "speedup=2"
-    done = typed("verify", "tuned.json", "--json", *told, "--budget", "60s")
+    done = typed("verify", "tuned.json", "--json", *told, "--budget", "3m")
     (one,) = json.loads(done.stdout)["checks"]
     assert (one["phase"], one["batch_size"], one["setting"]) == ("forward", 4, "eager")
     assert one["verdict"] in ("fastest", "default", "open"), done.stderr
@@ -154,16 +156,21 @@ def test_the_command_verifies_a_file(
     assert not (work / "runs").exists()
 
 
-def test_without_time_for_it_all_is_open_and_passes(
+def test_what_there_was_no_time_to_try_is_open(target: Path) -> None:
+    executor = FakeExecutor(lambda request: measured(1.0))
+    wanted = settings()
+    (one,) = check(wanted, tune(target, executor, only=wanted, trials=1))
+    assert (one.verdict, one.message) == ("open", "there was no time to try it")
+
+
+def test_a_budget_that_ends_before_anything_is_tried_is_an_error(
     work: Path, typed: Callable[..., Any]
 ) -> None:
-    (work / "net.py").write_text(NET)
+    (work / "net.py").write_text("import time\ntime.sleep(60)\n" + NET)
     (work / "tuned.json").write_text(TunedSet((settings(),)).to_json())
-    told = "--progress", "none"
-    done = typed("verify", "tuned.json", "--json", *told, "--budget", "1s")
-    assert done.returncode == 0, done.stderr
-    (one,) = json.loads(done.stdout)["checks"]
-    assert (one["verdict"], one["message"]) == ("open", "there was no time to try it")
+    done = typed("verify", "tuned.json", "--progress", "none", "--budget", "2s")
+    assert done.returncode == 2
+    assert "net.py took the whole budget of 2 s" in done.stderr
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "infrastructure"])
@@ -297,6 +304,41 @@ def test_a_setting_is_judged_with_the_tolerance_it_was_found_with(target: Path) 
     tune(target, executor=executor, only=wanted, trials=4)
     for name, value in decided.items():
         assert {r.get(name) for r in executor.requests} == {value}, name
+
+
+def test_what_a_limit_has_chosen_is_written_and_verified_by_that_limit(
+    target: Path,
+) -> None:
+    """Plain compile is faster, and takes longer to compile than was allowed."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["backend"] == "eager":
+            return measured(1.0, noise=0.005)
+        if config["mode"] == "max-autotune":
+            return measured(1.3, noise=0.005, compile_s=5.0)
+        return measured(1.5, noise=0.005, compile_s=30.0)
+
+    asked: Any = {"limits": Limits(compile_s=10.0), "tolerance": 0.05, "seed": 3}
+    space = SearchSpace(batch_sizes=(4,))
+    found = tune(target, FakeExecutor(script), space=space, **asked)
+    assert found.config["forward"].mode == "max-autotune"
+    kept = Tuned.from_dict(json.loads(found.export("json")))
+    executor = FakeExecutor(script)
+    (one,) = check(kept, tune(target, executor, only=kept, trials=6))
+    assert (one.verdict, one.message) == ("fastest", "")
+    assert {(r["tolerance"], r["seed"]) for r in executor.requests} == {(0.05, 3)}
+
+
+def test_what_is_given_goes_before_what_decided(target: Path) -> None:
+    decided = {"tolerance": 0.05, "seed": 3, "calls_per_update": 7}
+    entry = replace(settings(), decided_by=decided)
+    given = {"timeout_s": 9.0, "device": "cpu", "budget_s": 5.0}
+    request = request_for(entry, "net.py", given)
+    assert {n: getattr(request, n) for n in decided} == decided
+    assert {n: getattr(request, n) for n in given} == given
+    assert request.phases == ("forward",)
+    assert request_for(entry, "net.py", {"seed": 4}).seed == 4
 
 
 @pytest.mark.parametrize(

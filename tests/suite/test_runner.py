@@ -14,17 +14,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import FakeExecutor, failed, measured
+from fakes import FakeExecutor, failed, measured, probed
 from made_records import Run
 from recorded_runs import said
 from scripts import is_eager, is_raced
 
 from autocompile.api import Parts
-from autocompile.errors import NothingWorked, RunError, TargetError, UsageError
+from autocompile.errors import (
+    AnotherMachine,
+    NothingWorked,
+    RunError,
+    TargetError,
+    UsageError,
+)
 from autocompile.estimate.intervals import Interval
+from autocompile.execute.executor import Job
+from autocompile.protocol.requests import read_request
 from autocompile.report.build import build_report
 from autocompile.request import Request
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.option import Kept, kept_names
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report, Tried
@@ -253,6 +262,26 @@ def test_an_error_of_one_model_is_a_row(runner: Any, error: Exception) -> None:
     assert [name for name, _ in runs.given] == ["a", "c"]
 
 
+@pytest.mark.parametrize("member", "ab")
+@pytest.mark.parametrize(
+    "error",
+    [
+        TargetError("the inputs of it have batch size 4"),
+        ValueError("Out of range float values are not JSON compliant"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_whatever_one_model_raises_is_a_row_also_of_the_first(
+    runner: Any, member: str, error: Exception
+) -> None:
+    one, runs = runner("abc", 1000.0)
+    runs.raises[member] = error
+    suite = one.run()
+    (row,) = [row for row in suite.rows if row.target == f"{member}.py"]
+    assert row.verdict == "failed" and str(error).splitlines()[0] in row.message
+    assert {name for name, _ in runs.given} == {*"abc"} - {member}
+
+
 def test_each_gets_of_the_rest_before_one_gets_more(runner: Any) -> None:
     one, runs = runner("abc", 2000.0, b=0.5, c=0.1)
     runs.always = True
@@ -397,6 +426,100 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     ]
     with pytest.raises(UsageError, match="is of the suite"):
         run_suite("timm", Request("", resume=True), parts)
+
+
+class ByTarget(FakeExecutor):
+    """The probe of each target finds what is known of it."""
+
+    def __init__(self, facts: Mapping[str, Mapping[str, Any]], **more: Any) -> None:
+        super().__init__(scripted, probed(**more))
+        self._facts, self._usual = facts, self._probe
+
+    def start(self, job: Job) -> None:
+        request = read_request(job.folder)
+        known = self._facts.get(Path(request.header.target).stem, {})
+        target = {**self._usual.payload["target"], **known}
+        payload = {**self._usual.payload, "target": target}
+        self._probe = replace(self._usual, payload=payload)
+        super().start(job)
+
+
+QUIET: Any = {"say": lambda _: None, "note": lambda _: None}
+
+
+def test_a_first_model_with_inputs_of_one_size_ends_no_suite(models: Path) -> None:
+    parts = Parts(ByTarget({"one": {"fixed_batch_size": 4}}))
+    space = SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(8,))
+    request = Request("", phases=("forward",), space=space)
+    _, suite = run_suite(str(models), request, parts, fixed=True, **QUIET)
+    assert [(row.target, row.verdict) for row in suite.rows] == [
+        ("models/one.py", "failed"),
+        ("models/two.py", "faster"),
+    ]
+    assert "have batch size 4" in suite.rows[0].message
+
+
+@pytest.mark.parametrize("ray", [None, "head:6379"])
+def test_a_suite_that_goes_on_keeps_its_options(
+    models: Path, monkeypatch: pytest.MonkeyPatch, ray: str | None
+) -> None:
+    given: list[Request] = []
+
+    def stops(request: Request, *_: Any) -> Any:
+        given.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autocompile.api.tune_with", stops)
+    monkeypatch.setattr("autocompile.cluster.tune_all.tune_all", stops)
+    kept: Any = {"timeout_s": 1200.0, "jobs": 2, "memory_limit_bytes": 2**30}
+    kept |= {"seed": 3, "tolerance": 0.1, "device": "cpu", "ray": ray}
+    asked = Request("", phases=("forward",), budget_s=600.0, **kept)
+    run_suite(str(models), asked, Parts(FakeExecutor(scripted)), **QUIET)
+    again = Request("", resume=True, budget_s=600.0)
+    run_suite(None, again, Parts(FakeExecutor(scripted)), **QUIET)
+    assert len(given) == 2
+    for name in kept_names(Request, Kept.SUITE):
+        assert getattr(given[0], name) == getattr(given[1], name), name
+    assert {name: getattr(given[1], name) for name in kept} == kept
+
+
+def test_how_trials_run_may_change_when_a_suite_goes_on_and_where_may_not(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Request] = []
+
+    def stops(request: Request, *_: Any) -> Any:
+        given.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autocompile.api.tune_with", stops)
+    parts = Parts(FakeExecutor(scripted))
+    run_suite(str(models), Request("", timeout_s=100.0), parts, **QUIET)
+    run_suite(None, Request("", resume=True, timeout_s=900.0), parts, **QUIET)
+    assert given[-1].timeout_s == 900.0
+    for more in ({"ray": "auto"}, {"seed": 1}, {"effort": "full"}):
+        again: Any = {"resume": True, **more}
+        with pytest.raises(UsageError, match="goes on with what it was begun with"):
+            run_suite(None, Request("", **again), parts, **QUIET)
+
+
+def test_rows_of_two_machines_never_stand_in_one_table(models: Path) -> None:
+    space = SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
+    request = Request("", phases=("forward",), space=space)
+    folder, _ = run_suite(
+        str(models), request, Parts(ByTarget({})), fixed=True, **QUIET
+    )
+    before = (folder / "suite.json").read_text()
+    shutil.rmtree(folder / "two.forward")  # as if it had not been begun
+    newer = {**probed().payload["environment"], "torch": "2.14.0"}
+    moved = Parts(ByTarget({}, environment=newer))
+    with pytest.raises(AnotherMachine, match="another torch") as caught:
+        run_suite(None, Request("", resume=True), moved, **QUIET)
+    assert "2.13.0 then, 2.14.0 now" in caught.value.text()
+    assert not (folder / "two.forward").exists()
+    _, suite = run_suite(None, Request("", resume=True), Parts(ByTarget({})), **QUIET)
+    rows = json.loads(before)["rows"]
+    assert [row.verdict for row in suite.rows] == [row["verdict"] for row in rows]
 
 
 def test_where_every_setting_is_wrong_eager_mode_is_the_answer(models: Path) -> None:
