@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.applying import apply_config, apply_to_optimizer
+from autocompile.runtime.devices import device_of
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
@@ -27,6 +30,7 @@ def apply(
     *,
     batch_size: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    device: str | torch.device | None = None,
 ) -> Used:
     """Apply tuned settings in place; checkpoint keys stay, and new weights take effect.
 
@@ -45,37 +49,112 @@ def apply(
         batch_size: selects the nearest measured size; if left out, the target's own or the largest.
         optimizer: its ``step`` is changed in place, by the settings of ``optimizer_step`` or to the
             implementation that the phase was measured with.
+        device: of a function, whose settings are those of this device. If left out, the optimizer
+            or the model that the function refers to tells it, else its first call.
 
     Raises:
-        UsageError: no such settings, or they do not fit the model or optimizer.
+        UsageError: no such settings, or they do not fit the model or optimizer; of a function whose
+            first call tells its device and that has settings of several machines, at that call.
     """
-    device = _device(model, optimizer)
-    here = describe(device)
-    tuned = TunedSet.read(settings).fitting(here)
+    entries = TunedSet.read(settings)
+
+    def applied(where: torch.device) -> Used:
+        tuned = entries.fitting(describe(where))
+        return _applied(model, tuned, phase, batch_size, optimizer, where)
+
+    if device is not None:
+        return applied(torch.device(device))
+    known = device_of(model, optimizer)
+    is_certain = isinstance(model, torch.nn.Module) or optimizer is not None
+    if not (is_certain or is_accelerator(known)) and has_accelerator():
+        if len(entries.entries) == 1:  # what would not fit then is said now
+            _fitting_choice(model, entries.entries[0], phase, batch_size, optimizer)
+        return cast(Used, AtFirstCall(model, applied))
+    return applied(known or torch.device("cpu"))
+
+
+class AtFirstCall:
+    """A function whose settings are chosen at its first call, when its tensors tell the device.
+
+    Args:
+        applied: gives what to call on a device.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        applied: Callable[[torch.device], Callable[..., Any]],
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._applied = function, applied
+        self._now: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._now is None:
+            with self._lock:  # threads may make it together
+                if self._now is None:
+                    device = device_of(args, kwargs, self._function)
+                    self._now = self._applied(device or torch.device("cpu"))
+        return self._now(*args, **kwargs)
+
+
+def has_accelerator() -> bool:
+    """Whether a function may work elsewhere than on the CPU."""
+    return bool(torch.accelerator.is_available())
+
+
+def is_accelerator(device: torch.device | None) -> bool:
+    """Whether a device is known and not the CPU."""
+    return device is not None and device.type != "cpu"
+
+
+def _fitting_choice(
+    model: Any,
+    tuned: Tuned,
+    phase: str | None,
+    batch_size: int | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> tuple[str, Choice]:
+    """The phase and what was chosen for it; a UsageError where that does not fit what is given."""
     name = phase or _only_forward(tuned)
     choice = _chosen(tuned, name, batch_size)
+    _demand_fit(model, name, choice.config, optimizer)
+    return name, choice
+
+
+def _applied(
+    model: Used,
+    tuned: Tuned,
+    phase: str | None,
+    batch_size: int | None,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+) -> Used:
+    """Apply the settings of one machine to what works on a device."""
+    here = describe(device)
+    name, choice = _fitting_choice(model, tuned, phase, batch_size, optimizer)
     config = choice.config
     if differences := tuned.differences(here):
         warnings.warn(
             f"the settings were measured elsewhere ({'; '.join(differences)}): results are the "
             "same, speed may differ here. `autocompile verify` measures it",
-            stacklevel=2,
+            stacklevel=4,
         )
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(
-            f"the setting of {name} was measured in one process only", stacklevel=2
+            f"the setting of {name} was measured in one process only", stacklevel=4
         )
-    _demand_fit(model, name, config, optimizer)
     for d, value in config.changed("model") if config.scope == "step" else ():
         line = (
             d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"
         )
-        warnings.warn(f"before the first step: {line}", stacklevel=2)
+        warnings.warn(f"before the first step: {line}", stacklevel=4)
     steps = tuned.at(phases.OPTIMIZER_STEP) if name in phases.FORWARD_PHASES else None
     optimizers = [optimizer] if optimizer is not None else []
     step = steps.config if steps else None
-    return apply_config(model, name, config, optimizers, step)
+    return apply_config(model, name, config, optimizers, step, device)
 
 
 def _demand_fit(
@@ -126,7 +205,8 @@ class InTraining:
         in words what is applied. Loading an optimizer's state takes its setting back. Raises a
         UsageError if there are no such settings, or they compute no gradients or fit no optimizer.
         """
-        tuned = self._settings.fitting(describe(_device(model, None)))
+        device = device_of(model) or torch.device("cpu")
+        tuned = self._settings.fitting(describe(device))
         name = (
             phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD
         )
@@ -196,12 +276,3 @@ def _only_forward(tuned: Tuned) -> str:
         f"the settings have {len(forward)} forward phases; name one",
         f"phases: {', '.join(tuned.phases)}",
     )
-
-
-def _device(model: Any, optimizer: torch.optim.Optimizer | None) -> torch.device:
-    """The device of the weights; the CPU without weights."""
-    groups = optimizer.param_groups if optimizer is not None else []
-    weights = [p for group in groups for p in group["params"]]
-    if isinstance(model, torch.nn.Module):
-        weights += list(model.parameters())
-    return weights[0].device if weights else torch.device("cpu")

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import UsageError, first_words
 from autocompile.runtime.compiling import compile_function, repeated_blocks
+from autocompile.runtime.devices import device_of
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings import phases
@@ -162,8 +163,8 @@ class Compiled:
     It runs, and so do the gradients of its results, with the threads and the precision of the
     setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: methods
     that disable gradients do so only inside, but Dynamo calls the backend in the caller's grad
-    mode. ``or_eager`` uses the original if that works and the compiled function fails. ``device``
-    is the type of device for autocast, where no ``model`` has parameters.
+    mode. ``or_eager`` uses the original if that works and the compiled function fails. Autocast is
+    of the device of the ``model``, else of ``device``, else of the first call's tensors.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Compiled:
         model: torch.nn.Module | None = None,
         grad: bool = True,
         or_eager: bool = False,
-        device: str = "cpu",
+        device: torch.device | None = None,
     ) -> None:
         self.function, self.config = function, config
         self.failed = ""  # why it runs uncompiled
@@ -224,7 +225,7 @@ class Compiled:
         if self.failed:
             return self.function(*args, **kwargs)
         try:
-            with self._precision():
+            with self._precision(args, kwargs):
                 return (self._compiled or self._first)(*args, **kwargs)
         except Exception as error:
             if not self._or_eager:
@@ -235,7 +236,9 @@ class Compiled:
             self.failed = first_words(error)
             return result
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def _precision(
+        self, args: Any, kwargs: Any
+    ) -> contextlib.AbstractContextManager[Any]:
         grad = contextlib.nullcontext() if self._grad else torch.no_grad()
         if self.config.autocast == "none":
             return grad
@@ -243,7 +246,12 @@ class Compiled:
         first = (
             next(self._model.parameters(), None) if self._model is not None else None
         )
-        kind = self._device if first is None else first.device.type
+        if first is None and self._device is None:
+            used = device_of(args, kwargs, self.function)
+            self._device = used or torch.device("cpu")
+        device = self._device if first is None else first.device
+        assert device is not None
+        kind = device.type
         stack = contextlib.ExitStack()
         stack.enter_context(grad)
         stack.enter_context(
@@ -272,21 +280,20 @@ def apply_config(
     config: CompileConfig,
     optimizers: Sequence[torch.optim.Optimizer] = (),
     step: CompileConfig | None = None,
+    device: torch.device | None = None,
 ) -> Used:
     """Make a model and its optimizers use the setting of a phase: in trials, and for users.
 
     Of a training step and of a library's update the model is compiled with its backward pass; loss,
     ``backward()`` and the optimizers' steps stay outside. ``model`` is changed in place; for scope
     ``step`` it is the function that does the step. ``step`` is the setting of the optimizers beside
-    a forward phase. Returns what to call from now on: the model, or the compiled function.
+    a forward phase, ``device`` that of a function, which its first call tells otherwise. Returns
+    what to call from now on: the model, or the compiled function.
     """
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
     if not isinstance(model, torch.nn.Module):
-        weights = [
-            p for optimizer in optimizers for p in optimizer.param_groups[0]["params"]
-        ]
-        device = weights[0].device.type if weights else "cpu"
+        device = device or device_of(*optimizers)
         applied: Any = model
         if not _is_untouched(config):
             applied = Compiled(model, config, device=device)

@@ -32,6 +32,7 @@ from autocompile.trial.measure.timing import (
     cost_of_giving_back,
     fill,
     lead_of,
+    no_garbage_collection,
     screen,
     side_by_side,
     timer_of,
@@ -642,3 +643,35 @@ def test_what_it_costs_to_give_memory_back_is_measured_and_then_it_is_kept() -> 
     assert faults < 20
     long = timed(lambda: time.sleep(0.21))
     assert cost_of_giving_back(long) == {}
+
+
+class Cycle:
+    """Refers to itself, as what an exception or a hook keeps of a step does."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.me = self
+        Cycle.alive += 1
+
+    def __del__(self) -> None:
+        Cycle.alive -= 1
+
+
+def test_what_calls_leave_in_cycles_is_freed_before_the_next_round() -> None:
+    """Else a step's activations would pile up for a whole race."""
+    most, made = 0, 0
+
+    def call() -> None:
+        nonlocal most, made
+        Cycle()
+        made += 1
+        most = max(most, Cycle.alive)
+
+    sides = [timed(call), timed(call)]
+    with no_garbage_collection():
+        rounds = Rounds(sides, TIMER, 1e-4, 0)
+        before, most = made, 0
+        side_by_side(rounds, TimingLimits.exactly(30, 60.0))
+    of_a_round = (made - before) / 30
+    assert most <= 2 * of_a_round

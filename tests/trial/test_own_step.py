@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
 from in_process import Try
 
 from autocompile.settings.config import CompileConfig
@@ -374,3 +376,130 @@ def test_a_decoder_with_a_static_cache(try_it: Try) -> None:
     assert shapes == {"1×1": 48, "1×24": 1, "1×57": 1, "1×33": 1}
     assert result["graph_breaks"] == 0
     assert result["weights_live"]
+
+
+# --- a step that is compiled as a whole -----------------------------------------------------------
+
+WHOLE = """
+import sys, time
+from torch._dynamo import register_backend
+
+@register_backend
+def noted(graph, inputs):
+    sys.modules["test_own_step"].GRAPHS.append(1)
+    time.sleep(SLEEP)
+    return graph.forward
+
+@register_backend
+def keeps_weights(graph, inputs):
+    # As a compiler would that takes weights for constants.
+    kept = [x.clone() if isinstance(x, torch.nn.Parameter) else None for x in inputs]
+    def run(*args):
+        return graph.forward(*[a if k is None else k for a, k in zip(args, kept)])
+    return run
+"""
+ZEROES_FIRST = """
+def get_step(model, optimizer):
+    def step(x):
+        ZERO
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+    return step
+"""
+GRAPHS: list[int] = []
+
+
+def whole(write: Any, step: str, sleep_s: float = 0.0) -> None:
+    write(WHOLE.replace("SLEEP", str(sleep_s)) + step)
+    GRAPHS.clear()
+
+
+def test_a_compiler_that_drops_what_clears_the_gradients_is_found(
+    write: Any, try_it: Try
+) -> None:
+    """Its first call is right, since there are no gradients yet."""
+    config = CompileConfig("aot_eager", scope="step").to_dict()
+    honest = ZEROES_FIRST.replace("ZERO", "optimizer.zero_grad()")
+    whole(write, honest)
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    dropped = "if not torch.compiler.is_compiling(): optimizer.zero_grad()"
+    whole(write, ZEROES_FIRST.replace("ZERO", dropped))
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output", result
+
+
+def test_a_wrong_gradient_where_gradients_exist_already_is_found(
+    write: Any, try_it: Try
+) -> None:
+    """That program is what a loop runs; the first call is another one."""
+    lie = (
+        "is_later = model.layer.weight.grad is not None and torch.compiler.is_compiling()\n"
+        "        optimizer.zero_grad()\n"
+        "        if is_later: x = x * 1.5"
+    )
+    config = CompileConfig("aot_eager", scope="step").to_dict()
+    whole(write, ZEROES_FIRST.replace("ZERO", lie))
+    result = try_it("model.py", "step", config=config, batch_size=None)
+    assert result["outcome"] == "wrong_output", result
+
+
+CLEARS_LAST = ZEROES_FIRST.replace("ZERO", "pass").replace(
+    "optimizer.step()", "optimizer.step()\n        optimizer.zero_grad()"
+)
+CALLS = "def get_step(model):\n    return lambda x: model(x)\n"
+
+
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [
+        ("step", ZEROES_FIRST.replace("ZERO", "optimizer.zero_grad()")),
+        ("step", CLEARS_LAST),
+        ("inference_step", CALLS),
+        ("inference_step", CACHED),
+    ],
+)
+def test_a_whole_step_is_compiled_as_often_as_a_program_compiles_it(
+    write: Any, try_it: Try, phase: str, step: str
+) -> None:
+    config = CompileConfig("noted", scope="step").to_dict()
+    whole(write, step, sleep_s=0.2)
+    result = try_it("model.py", phase, config=config, batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    in_a_trial = len(GRAPHS)
+    in_a_program = graphs_of_a_program(step)
+    assert in_a_trial == in_a_program
+    # Each of its graphs takes so long, and what torch does beside it is not much more.
+    assert 0.2 * in_a_program < result["compile_s"] < 0.2 * in_a_program + 10.0
+
+
+def graphs_of_a_program(step: str) -> int:
+    """How many graphs a loop of plain torch compiles of a step."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(step, names)
+    graphs: list[int] = []
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    given = [torch.optim.Adam(model.parameters())] if "optimizer" in step else []
+    with torch.set_grad_enabled(bool(given)):
+        compiled = torch.compile(names["get_step"](model, *given), backend=noted)
+        for _ in range(5):
+            compiled(torch.randn(4, 8))
+    return len(graphs)
+
+
+@pytest.mark.parametrize("scope", ["model", "step"])
+def test_weights_that_a_compiler_takes_for_constants_are_found_in_a_step(
+    write: Any, try_it: Try, scope: str
+) -> None:
+    config = CompileConfig("keeps_weights", scope=scope).to_dict()
+    whole(write, CALLS)
+    result = try_it("model.py", "inference_step", config=config, batch_size=None)
+    assert result["outcome"] == "stale_weights", result

@@ -469,13 +469,16 @@ class FirstCalls:
     """Times each call of a side until :meth:`stop`, less the seconds ``waited`` meanwhile.
 
     Later calls may compile too: when an optimizer has momentum or gradients exist, the program
-    differs, and CUDA graphs are recorded at the second call. ``window`` is that of the first call.
+    differs, and CUDA graphs are recorded at the second call. A user's own step that was made anew,
+    for a check, may compile again what a program compiles once: that call does not count, unless
+    its shapes are new. ``window`` is that of the first call.
     """
 
     def __init__(self, side: Side, timer: Timer, waited: Callable[[], float]) -> None:
         self._side, self._call = side, side.call
         self._synchronize, self._waited = timer.synchronize, waited
         self._seconds: list[tuple[float, list[Any]]] = []  # of calls of which shapes
+        self._remade = side.remade
         self.window: tuple[float, float] | None = None
         side.call = self._timed
 
@@ -504,7 +507,11 @@ class FirstCalls:
         ended = time.monotonic()
         self.window = self.window or (began, ended)
         took_s = ended - began - (self._waited() - waited_s)
-        self._seconds.append((took_s, _shapes(self._side.inputs)))
+        shapes = _shapes(self._side.inputs)
+        is_again = self._remade != self._side.remade
+        self._remade = self._side.remade
+        if not is_again or {*shapes} - {s for _, seen in self._seconds for s in seen}:
+            self._seconds.append((took_s, shapes))
         return output
 
 

@@ -195,11 +195,12 @@ def between(calls: Sequence[Any]) -> Any | None:
     paths = {id(x): path for path, x in tensors[largest].items()}
 
     def shortened(x: Any) -> Any:
-        for axis, size in shorter.get(paths.get(id(x), ""), ()):
-            x = x.narrow(axis, 0, size)
-        return (
-            x.detach().clone().requires_grad_(x.requires_grad) if id(x) in paths else x
-        )
+        if (path := paths.get(id(x))) is None:
+            return x
+        made = x.detach()
+        for axis, size in shorter.get(path, ()):
+            made = made.narrow(axis, 0, size)
+        return made.clone().requires_grad_(x.requires_grad)
 
     return pytree.tree_map(shortened, calls[largest])
 

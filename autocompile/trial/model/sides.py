@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,20 +57,19 @@ class Side:
     # Numbers that calls count up and pass on, such as the steps so far.
     counters: dict[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None  # drops data that calls accumulate
+    # Parameters whose gradients are a part of the state, as they are for a user's own step, which
+    # may add to them, or be another program where they exist.
+    with_gradients: list[torch.Tensor] = field(default_factory=list)
     process: Mapping[str, Any] = field(
         default_factory=dict
     )  # set while it runs, such as threads
-    # Makes the user's own step anew, so that it keeps nothing of the calls before.
+    # Makes the user's own step anew, so that it keeps nothing of the calls before. What has been
+    # compiled of it stays: a program compiles its step once.
     remake: Callable[[], None] = lambda: None
+    remade: int = 0  # how often
     # Parameters before a call whose updates are compared, not its gradients.
     before: list[torch.Tensor] | None = None
-    # The state at the last ``keep``: values of tensors and plain numbers by name; of each optimizer
-    # a state that has its form.
-    kept: tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]], list[Any]] = (
-        {},
-        {},
-        [],
-    )
+    kept: State = field(default_factory=lambda: State())  # at the last ``keep``
 
     def __post_init__(self) -> None:
         # What is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
@@ -108,48 +107,25 @@ class Side:
             return self.call()
 
     def keep(self) -> None:
-        numbers = {
-            name: {
-                key: value for key, value in each.items() if type(value) in (int, float)
-            }
-            for name, each in self._dictionaries().items()
-        }
-        self.kept = {}, {}, []  # frees what was kept before
-        changing = self._changing()
-        values = copies([*changing.values()])
-        states = [optimizer.state_dict() for optimizer in self.optimizers]
-        self.kept = dict(zip(changing, values, strict=True)), numbers, states
+        """Save the state, for calls to start from; frees what was kept before."""
+        self.kept = State()
+        self.kept = State.saved(self)
 
     def restore(self) -> None:
-        self.adopt(self)
+        """Go back to the state at the last :meth:`keep`."""
+        self.kept.load(self)
 
     def adopt(self, other: Side) -> None:
-        """Take the state that another side has kept; in place, so compiled code stays valid."""
-        # Looked up again, since a call may replace a buffer's tensor.
-        values, numbers, states = other.kept
-        for optimizer, state in zip(self.optimizers, states, strict=False):
-            if state["state"] and not optimizer.state:  # it has not stepped yet
-                optimizer.load_state_dict(state)
-        bakes = self.config.bakes_weights  # then a write costs a refresh
-        with torch.no_grad():
-            for name, tensor in self._changing().items():
-                value = values.get(name)
-                if value is None or tensor.shape != value.shape:
-                    continue
-                if not (bakes and torch.equal(tensor, value.to(tensor.device))):
-                    tensor.copy_(value)
-        self.forget()
-        # Not booleans: Dynamo may have changed flags of the compiled side.
-        for name, mine in self._dictionaries().items():
-            kept = numbers.get(name, {})
-            mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
+        """Take the state that another side has kept."""
+        other.kept.load(self)
 
     def begin_anew(self, other: Side) -> None:
         """Take the state that another side has kept; what a user's own step keeps begins anew."""
         self.remake()
+        self.remade += 1
         self.adopt(other)
 
-    def _changing(self) -> dict[str, torch.Tensor]:
+    def changing(self) -> dict[str, torch.Tensor]:
         """The tensors that calls change, by names that are the same on both sides."""
         leaves = pytree.tree_flatten_with_path(self.held())[0]
         tensors = (
@@ -159,7 +135,7 @@ class Side:
         )
         return {name: x for name, x in tensors if is_writable(x)}
 
-    def _dictionaries(self) -> dict[str, dict[str, Any]]:
+    def dictionaries(self) -> dict[str, dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
         found = {"steps": self.counters}
         found |= {f"module {name}": vars(m) for name, m in self.model.named_modules()}
@@ -168,6 +144,72 @@ class Side:
             found |= {f"optimizer {n}, {m}": part for m, part in enumerate(parts)}
             found |= {f"optimizer {n}, {m}": s for m, s in states_of(optimizer).items()}
         return found
+
+
+@dataclass(frozen=True)
+class State:
+    """What calls of a side change, by names that are the same on all sides of a phase.
+
+    Attributes:
+        values: of tensors, such as parameters, buffers and an optimizer's moments.
+        numbers: plain numbers in attributes and dictionaries, such as counts of steps.
+        optimizers: a state of each that has its form, for one that has not stepped yet.
+        gradients: of ``Side.with_gradients``, in their order; None where there is none.
+    """
+
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    numbers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    optimizers: Sequence[Any] = ()
+    gradients: Sequence[torch.Tensor | None] = ()
+
+    @classmethod
+    def saved(cls, side: Side) -> State:
+        """Copies of what a side has now."""
+        numbers = {
+            name: {k: v for k, v in each.items() if type(v) in (int, float)}
+            for name, each in side.dictionaries().items()
+        }
+        changing, trained = side.changing(), side.with_gradients
+        grads = [p.grad for p in trained if p.grad is not None]
+        copied = copies([*changing.values(), *grads])
+        values = dict(zip(changing, copied, strict=False))
+        made = iter(copied[len(changing) :])
+        gradients = [None if p.grad is None else next(made) for p in trained]
+        optimizers = [optimizer.state_dict() for optimizer in side.optimizers]
+        return cls(values, numbers, optimizers, gradients)
+
+    def load(self, side: Side) -> None:
+        """Put it into a side, in place, so that compiled code stays valid."""
+        for optimizer, state in zip(side.optimizers, self.optimizers, strict=False):
+            if state["state"] and not optimizer.state:  # it has not stepped yet
+                optimizer.load_state_dict(state)
+        bakes = side.config.bakes_weights  # then a write costs a refresh
+        with torch.no_grad():
+            # Looked up again, since a call may replace a buffer's tensor.
+            for name, tensor in side.changing().items():
+                value = self.values.get(name)
+                if value is None or tensor.shape != value.shape:
+                    continue
+                if not (bakes and torch.equal(tensor, value.to(tensor.device))):
+                    tensor.copy_(value)
+            for p, gradient in zip(side.with_gradients, self.gradients, strict=False):
+                _set_gradient(p, gradient)
+        side.forget()
+        # Not booleans: Dynamo may have changed flags of the compiled side.
+        for name, mine in side.dictionaries().items():
+            kept = self.numbers.get(name, {})
+            mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
+
+
+def _set_gradient(p: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Let a parameter have this gradient or none, in its own memory where that is still there."""
+    if value is None or p.grad is None or p.grad.layout is not value.layout:
+        p.grad = None if value is None else value.to(p.device, copy=True)
+        return
+    try:
+        p.grad.copy_(value)
+    except RuntimeError:  # a CUDA graph has taken the memory back
+        p.grad = value.to(p.device, copy=True)
 
 
 def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
@@ -306,7 +348,9 @@ def make_side(
         if phase == phases.TRAIN_STEP:
             step = _training_step(target, model.train(), optimizer)
         compiles = step if is_whole else model
-        applied: Any = apply_config(compiles, phase, config, side.optimizers)
+        applied: Any = apply_config(
+            compiles, phase, config, side.optimizers, device=target.device
+        )
         side.unit = applied if is_whole else step
         result = "loss" if phase == phases.TRAIN_STEP else ""
         _compare_training(side, _trained(side), result)
@@ -324,36 +368,56 @@ def _take_own_step(
     """Let a side call the user's step, compiled as a whole or with a compiled model in it."""
     assert target.make_step
     make, given = target.make_step, side.optimizers
+    step = OwnStep(lambda: make(model, optimizer))
     if is_whole:
         prepare_model(model, side.config)
+        unit = apply_config(step.call, phase, side.config, given, device=target.device)
     else:
         apply_config(model, phase, side.config, given)
+        unit = step.call
+    follow_step(side, phase, step, unit)
 
-    def made() -> Callable[[Any], Any]:
-        step = make(model, optimizer)
-        return apply_config(step, phase, side.config, given) if is_whole else step
 
-    follow_step(side, phase, made)
+class OwnStep:
+    """The step that a user's ``get_step`` returns, which can be made anew.
+
+    ``call`` stays the same function: what is compiled of it is compiled once, as in a program,
+    while the state that a step keeps begins anew. Dynamo looks through it to the user's code, and
+    compiles again only if that depends on an object that ``get_step`` makes.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
+        self._make = make
+        self._now: list[Callable[[Any], Any]] = []
+        now = self._now
+
+        def call(inputs: Any) -> Any:
+            return now[0](inputs)
+
+        self.call = call
+
+    def make(self) -> None:
+        """Call ``get_step`` again."""
+        self._now[:] = [self._make()]
 
 
 def follow_step(
-    side: Side, phase: str, make: Callable[[], Callable[[Any], Any]]
+    side: Side, phase: str, step: OwnStep, unit: Callable[[Any], Any]
 ) -> None:
-    """Let a side call a user's own step, and compare and set back what that changes.
+    """Let a side call a user's own step as ``unit``, and compare and set back what that changes.
 
-    That is what it returns, buffers, and what it trains, also with optimizers that it has made.
+    That is what it returns, buffers, and what it trains, also with optimizers that it has made, and
+    gradients that it leaves.
     """
     given = side.optimizers
 
     def remake() -> None:
         with optimizers_made() as made:
-            side.unit = make()
+            step.make()
         side.optimizers = [*given, *made]
         if phase == phases.STEP:
             _compare_training(side, _trained(side), "outputs")
-            side.forget = functools.partial(
-                _drop_gradients, side.optimizers, side.model
-            )
+            side.with_gradients = [*side.parameters.values()]
 
     if phase == phases.INFERENCE_STEP:
         side.view = lambda output: {
@@ -361,13 +425,8 @@ def follow_step(
             "inputs": side.inputs,
             "buffers": dict(side.model.named_buffers()),
         }
-    side.remake = remake
+    side.unit, side.remake = unit, remake
     remake()
-
-
-def _drop_gradients(optimizers: list[Any], model: torch.nn.Module) -> None:
-    for each in (model, *optimizers):
-        each.zero_grad(set_to_none=True)
 
 
 def _trained(side: Side) -> dict[str, torch.Tensor]:

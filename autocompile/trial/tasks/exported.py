@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from autocompile.runtime.applying import process_of, process_state
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import TunedSet
-from autocompile.trial.model.sides import Side, follow_step, make_side
+from autocompile.trial.model.sides import OwnStep, Side, follow_step, make_side
 from autocompile.trial.model.target import Target, call_model
 
 _TRAIN_STEP = """
@@ -49,7 +49,6 @@ def exported_side(
         FORWARD: target.train,
     }
     exec(_TRAIN_STEP, names)
-    is_own, is_whole = phase == target.own_phase, config.scope == "step"
     (folder / "tuned.json").write_text(
         TunedSet((exported.settings,)).to_json(), "utf-8"
     )
@@ -66,15 +65,13 @@ def exported_side(
         finally:
             os.chdir(here)
 
-    def own_step() -> Callable[[Any], Any]:
-        assert target.make_step
-        names["step"] = target.make_step(names["model"], names["optimizer"])
-        if is_whole:
-            run_code()
-        return names["step"]  # type: ignore[no-any-return]
-
-    if is_own and is_whole:
-        own_step()
+    step: OwnStep | None = None
+    if phase == target.own_phase:
+        make = target.make_step
+        assert make
+        # The code compiles this function, once; the user's step in it can be made anew.
+        step = OwnStep(lambda: make(names["model"], names["optimizer"]))
+        names["step"] = step.call
     now = run_code()
     side.config = config
     changed = {name: value for name, value in now.items() if value != usual[name]}
@@ -84,9 +81,9 @@ def exported_side(
         side.unit = lambda inputs: call_model(names["model"], inputs)
     elif phase == TRAIN_STEP:
         side.unit = names[TRAIN_STEP]
-    elif is_own:
-        follow_step(side, phase, own_step)
+    elif step is not None:
+        follow_step(side, phase, step, names["step"])
     elif phase == OPTIMIZER_STEP:
-        step = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
-        side.unit = lambda _: step()
+        stepped = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
+        side.unit = lambda _: stepped()
     return side

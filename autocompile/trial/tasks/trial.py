@@ -14,6 +14,7 @@ from autocompile.protocol.requests import TrialRequest, TrialResult
 from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
+from autocompile.trial.measure import telemetry
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.tasks.closer import (
     check_between,
@@ -74,7 +75,10 @@ def check_first_calls(session: Session, entrant: Entrant) -> None:
             prove_compiled(record, session.home)
         demand_draws_by_seed(verifier, side)
         if not side.config.bakes_weights:
-            record.weights_live = verifier.weights(side)
+            before = telemetry.compilations()
+            live = verifier.weights(side)
+            # What was compiled for the check says nothing of the program that is timed.
+            record.weights_live = live if telemetry.compilations() == before else None
 
 
 def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> None:

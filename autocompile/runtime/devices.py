@@ -1,0 +1,62 @@
+"""The device that a function works on, told by the tensors that it gets and refers to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_DEPTH = 4  # of objects inside each other, such as a model in the closure of a step
+
+
+def device_of(*things: Any) -> torch.device | None:
+    """The device of the first tensor that is not on the CPU, else the CPU; None without a tensor.
+
+    Looked at are tensors in containers, the weights of modules and optimizers, what functions find
+    in their closures, defaults and globals, and attributes of other objects.
+    """
+    found: torch.device | None = None
+    for tensor in _tensors(things, _DEPTH, set()):
+        if tensor.device.type != "cpu":
+            return tensor.device
+        found = tensor.device
+    return found
+
+
+def _tensors(things: Any, depth: int, seen: set[int]) -> Iterator[torch.Tensor]:
+    for leaf in pytree.tree_leaves(things):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif depth and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield from _tensors(_inside(leaf), depth - 1, seen)
+
+
+def _inside(thing: Any) -> list[Any]:
+    """What an object refers to, as far as a call of it is likely to use it."""
+    if isinstance(thing, torch.nn.Module):
+        return [*thing.parameters(), *thing.buffers()]
+    if isinstance(thing, torch.optim.Optimizer):
+        return [p for group in thing.param_groups for p in group["params"]]
+    if isinstance(thing, MethodType):
+        return [thing.__self__, thing.__func__]
+    if isinstance(thing, functools.partial):
+        return [thing.args, thing.keywords, thing.func]
+    if isinstance(thing, FunctionType):
+        cells = [c.cell_contents for c in thing.__closure__ or () if _is_full(c)]
+        names = (n for n in thing.__code__.co_names if n in thing.__globals__)
+        return [*cells, thing.__defaults__, *(thing.__globals__[n] for n in names)]
+    is_plain = isinstance(thing, (type, str, bytes, int, float, complex, type(torch)))
+    return [] if is_plain else [*getattr(thing, "__dict__", {}).values()]
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return False
+    return True
