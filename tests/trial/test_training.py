@@ -551,6 +551,6 @@ def test_the_state_after_the_checks_is_the_one_that_eager_has_kept() -> None:
     verifier.last_call(side)
     verifier.eager.restore()
     verifier.eager.keep()
-    assert kept[0].keys() == verifier.eager.kept[0].keys()
-    for name, ours in kept[0].items():
-        assert torch.equal(ours, verifier.eager.kept[0][name])
+    assert kept.values.keys() == verifier.eager.kept.values.keys()
+    for name, ours in kept.values.items():
+        assert torch.equal(ours, verifier.eager.kept.values[name])
