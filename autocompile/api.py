@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from autocompile.errors import RunError, UsageError
+from autocompile.errors import NEWER, RunError, UsageError
 from autocompile.estimate.limits import Limits
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
@@ -404,5 +404,5 @@ def load(run: str | Path = "last") -> Result:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
             f"{folder.run_json} is damaged, or was written by a newer version: {error}",
-            hint="pip install --upgrade torch-autocompile   (if a newer version wrote it)",
+            hint=f"{NEWER}   (if one wrote it)",
         ) from None

@@ -17,7 +17,8 @@ print("|---|---|---|---|---|---|---|---|")
 for path in sorted(HERE.glob("*/*.json")):
     report = json.loads(path.read_text("utf-8"))
     for name, phase in report["phases"].items():
-        for answer in (phase["answer"], *phase["other_sizes"]):
+        answers = (phase["answer"], *phase["other_sizes"])
+        for answer in sorted(answers, key=lambda answer: answer["batch_size"] or 0):
             row = answer.get("next") or answer["best"]
             config, speedup = row["config"], row["speedup"]
             label = CompileConfig.from_dict(config).label()
