@@ -158,6 +158,7 @@ class Parts:
         clock: returns seconds, for the budget.
         began: when the budget began, by ``clock``; None: now.
         waited: is told for how many seconds ``wait`` has waited.
+        spaces: the settings of each phase; None: what the probe of the machine gives.
         machine: the environment of an earlier run that this one is to stand beside; it
             ends with an error elsewhere.
     """
@@ -168,6 +169,7 @@ class Parts:
     began: float | None = None
     waited: Callable[[float], None] = lambda seconds: None
     machine: Mapping[str, Any] | None = None
+    spaces: Mapping[str, Space] | None = None
 
 
 def tune_with(request: Request, parts: Parts = Parts()) -> Result:
@@ -176,7 +178,7 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
     with _at_work(request, parts, folder) as bench:
         request, probes = bench.probe(request, parts.machine)
         run = _described(folder, request, probes, bench)
-        spaces = spaces_of(request, probes)
+        spaces = parts.spaces or spaces_of(request, probes)
         # Settled once: what the search goes for first is what the answer is about.
         settled = first_sizes(spaces, request, run["target"])
         sizes = run.setdefault("batch_sizes", settled)

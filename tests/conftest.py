@@ -194,6 +194,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_ns / 1e9
 
+    __call__ = monotonic
+
     def sleep(self, seconds: float) -> None:
         self.work(seconds)
 

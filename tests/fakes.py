@@ -1,4 +1,4 @@
-"""Fakes for tests and studies of the search, report, CLI and cluster: scripted trials, no torch.
+"""Fakes for tests of the search, report, CLI and cluster, beside those of ``autocompile.testing``.
 
 executor = FakeExecutor(lambda request: measured(speedup=1.3, compile_s=2.0))
 
@@ -12,9 +12,7 @@ import heapq
 import itertools
 import json
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +21,23 @@ from autocompile.cluster.dispatch import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.execute.executor import (
     Ended,
-    Ending,
-    Event,
     Executor,
     Job,
     Stepped,
-    Told,
 )
-from autocompile.protocol.requests import (
-    ProbeRequest,
-    Request,
-    TrialRequest,
-    read_request,
-)
-from autocompile.settings.phases import FORWARD
 from autocompile.store.reading import plain
-from autocompile.store.record import Outcome, Step
+from autocompile.testing import (
+    Script,
+    ScriptedExecutor,
+    failed,
+    kind_of,
+    measured,
+    probed,
+)
 
 __all__ = [
     "FakeExecutor",
+    "Script",
     "ScriptedStations",
     "failed",
     "kind_of",
@@ -49,162 +45,7 @@ __all__ = [
     "probed",
 ]
 
-Script = Callable[[Mapping[str, Any]], Ending]
-
-
-def measured(
-    speedup: float,
-    *,
-    eager_s: float = 1e-3,
-    noise: float = 0.002,
-    rounds: int = 8,
-    compile_s: float = 1.0,
-    flags: Sequence[str] = (),
-    **more: Any,
-) -> Ending:
-    """A successful trial: ``rounds`` pairs of blocks around a speed-up.
-
-    Args:
-        noise: relative half-range of the compiled blocks, spread evenly.
-        flags: of the measurement, such as ``eager_slowed``.
-        more: further keys of the payload, such as ``graph_breaks``.
-    """
-    spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
-    payload = {
-        "measurement": {
-            "eager_s": [eager_s] * rounds,
-            "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
-            "calls": [1, 1],
-            "flags": list(flags),
-        },
-        "compile_s": compile_s,
-        "graphs": 1,
-        "graph_breaks": 0,
-        "recompiles": 0,
-    }
-    return Ending(
-        Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=compile_s + 1
-    )
-
-
-def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
-    """A failed trial."""
-    return Ending(Outcome(outcome), Step(step), message or outcome, wall_s=1.0)
-
-
-def probed(**more: Any) -> Ending:
-    """A probe of a machine with inductor, two modes that differ, and a plain module."""
-    payload = {
-        "environment": {
-            "torch": "2.13.0",
-            "python": "3.11.7",
-            "platform": "Linux",
-            "device": "cpu",
-            "device_name": "a CPU",
-            "cores": 2,
-            "threads": 1,
-            "cuda": None,
-        },
-        "backends": {"inductor": "", "cudagraphs": "no CUDA device"},
-        "all_backends": ["aot_eager", "cudagraphs", "inductor"],
-        "modes": {
-            "default": "default",
-            "reduce-overhead": "default",
-            "max-autotune": "max-autotune",
-        },
-        "target": {
-            "kind": "functions",
-            "description": "Linear",
-            "parameters": 10,
-            "phases": [FORWARD],
-            "algorithm": None,
-            "own_batch_size": {},
-            "choices": {},
-        },
-    }
-    return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=0.1)
-
-
-def kind_of(request: Request) -> str:
-    """The kind of a request; of trials also ``race``, and ``exported`` for exported code."""
-    if not isinstance(request, TrialRequest) or not request.is_race:
-        return request.kind
-    return "exported" if request.is_exported else "race"
-
-
-class FakeExecutor:
-    """An :class:`autocompile.execute.executor.Executor` with scripted trials.
-
-    Args:
-        script: returns the ending of a trial for its request.
-        probe: the ending of the probe.
-        slots: how many jobs may run at once; they end in the order of their start.
-
-    Attributes:
-        requests: all started requests in order, without the probe.
-    """
-
-    def __init__(
-        self, script: Script, probe: Ending | None = None, slots: int = 1
-    ) -> None:
-        self._script, self._probe, self.slots = script, probe or probed(), slots
-        self.lanes = 1
-        self._events: deque[Event] = deque()
-        self.requests: list[dict[str, Any]] = []
-
-    def compile_threads(self, alone: bool) -> int:
-        """One."""
-        return 1
-
-    def start(self, job: Job) -> None:
-        """Decide at once how it ends; :meth:`wait` tells."""
-        asked = read_request(job.folder)
-        request = {**asked.to_dict(), "kind": kind_of(asked)}
-        if isinstance(asked, ProbeRequest):
-            ending = self._probe
-        elif isinstance(asked, TrialRequest) and asked.is_race:
-            ending = self._race(request)
-        elif isinstance(asked, TrialRequest):
-            (side,) = request["sides"]
-            request = {**request, "config": side["config"]}
-            self.requests.append(request)
-            ending = self._script(request)
-            ending = replace(ending, payload={"sides": [dict(ending.payload)]})
-        else:
-            self.requests.append(request)
-            ending = self._script(request)
-        self._events.append(Stepped(job.number, Step.COMPILE))
-        self._events.append(Ended(job.number, ending))
-
-    def _race(self, request: Mapping[str, Any]) -> Ending:
-        """Run the script for each side, in a request whose ``repeats`` is the trial's number."""
-        sides, wall_s = [], 0.0
-        for side in request["sides"]:
-            own = {**request, "config": side["config"], "repeats": side["repeats"]}
-            if request["kind"] == "race":
-                self.requests.append(own)
-            ending = self._script(own)
-            wall_s += ending.wall_s
-            said = {"number": side["repeats"], "outcome": ending.outcome.value}
-            said |= {"step": ending.step.value, "message": ending.message}
-            sides.append({**ending.payload, **said})
-        payload = {"sides": sides}
-        return Ending(Outcome.OK, Step.EXIT, payload=payload, wall_s=wall_s)
-
-    def wait(self, timeout_s: float) -> list[Event]:
-        """Return the next event."""
-        return [self._events.popleft()] if self._events else []
-
-    def cancel(self, number: int) -> None:
-        """End a job as interrupted."""
-        kept = [e for e in self._events if isinstance(e, Told) or e.number != number]
-        self._events = deque(kept)
-        self._events.append(
-            Ended(number, Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped"))
-        )
-
-    def close(self) -> None:
-        """Do nothing."""
+FakeExecutor = ScriptedExecutor
 
 
 class ScriptedStations:

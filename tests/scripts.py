@@ -20,8 +20,8 @@ from autocompile.protocol.requests import read_request
 from autocompile.request import Request as Asked
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Tuned
-from autocompile.store.record import Outcome, Step
 from autocompile.store.targets import target_spec
+from autocompile.testing import TimedExecutor
 
 Request = Mapping[str, Any]
 Script = Callable[[Request], Ending]
@@ -169,8 +169,8 @@ class Recorder(FakeExecutor):
         return [job for job, kind, _ in self.jobs if job.fresh and kind != "exported"]
 
 
-class Timed(FakeExecutor):
-    """Jobs run side by side and take ``wall_s`` by the clock of a test.
+class Timed(TimedExecutor):
+    """Jobs by the clock of a test, of which some never end.
 
     Args:
         hangs: whether a job never ends by itself, by its request.
@@ -184,33 +184,14 @@ class Timed(FakeExecutor):
         slots: int = 1,
         hangs: Callable[[Request], bool] = lambda request: False,
     ) -> None:
-        super().__init__(script, probe, slots)
-        self.clock, self._hangs = clock, hangs
-        self._until: dict[int, tuple[float, Ended]] = {}
+        super().__init__(script, clock, probe, slots)
+        self._hangs = hangs
         self.cancelled: list[int] = []
 
-    def start(self, job: Job) -> None:
-        super().start(job)
-        ended = self._events.pop()
-        assert isinstance(ended, Ended)
+    def takes_s(self, job: Job, ending: Ending) -> float:
         hangs = self._hangs(read_request(job.folder).to_dict())
-        wall_s = math.inf if hangs else ended.ending.wall_s
-        self._until[job.number] = self.clock.monotonic() + wall_s, ended
-
-    def wait(self, timeout_s: float) -> list[Event]:
-        if self._events:
-            return super().wait(timeout_s)
-        now = self.clock.monotonic()
-        first = min(self._until.values(), key=lambda each: each[0], default=None)
-        if first is None or first[0] > now + timeout_s:
-            self.clock.work(timeout_s)
-            return []
-        self.clock.work(max(0.0, first[0] - now))
-        del self._until[first[1].number]
-        return [first[1]]
+        return math.inf if hangs else ending.wall_s
 
     def cancel(self, number: int) -> None:
-        """It ends at once."""
-        ending = Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped")
-        self._until[number] = self.clock.monotonic(), Ended(number, ending)
+        super().cancel(number)
         self.cancelled.append(number)

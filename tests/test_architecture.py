@@ -76,6 +76,7 @@ ALLOWED = {
     },
     "cli": {"ground", "api", "commands", "space", "search", "report", "export"},
     "mcp": {"ground", "api", "commands", "report"},
+    "testing": {"ground", "api", "execute", "result", "space"},
     "lightning": {"ground", "runtime"},
     "transformers": {"ground", "runtime"},
     "__main__": {"cli"},
