@@ -5,7 +5,8 @@ It imports no torch: ``verification.py`` reads it in the parent process, ``lies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,36 +136,26 @@ HONEST: Mapping[str, Honest] = {
 """By the name of the file."""
 
 
-def honest_space(model: Honest, phase: str, device: str) -> dict[str, Any]:
-    """What ``SearchSpace`` is given for a tune of a model in a phase: all of it is tried.
+def honest_settings(
+    model: Honest, phase: str, on_gpu: bool
+) -> Iterator[dict[str, Any]]:
+    """The compiled settings of a model in a phase, by what differs from plain torch.compile().
 
-    TF32 exists on a GPU only, and so do CUDA graphs. What compiles long, a training step, has
-    fewer backends, so that the whole study takes minutes.
+    TF32 exists on a GPU only, and so do CUDA graphs.
     """
-    on_gpu = device.startswith("cuda")
-    graphs = ("cudagraphs",) if on_gpu else ()
-    asked: dict[str, Any] = {
-        "backends": ("inductor", "aot_eager"),
-        "modes": ("default", "reduce-overhead") if on_gpu else ("default",),
-        "autocast": ("none", "bfloat16"),
-        "precision": ("default", "high") if on_gpu else ("default",),
-        "scope": ("model", "step"),
-        "dynamic": (None,),
-        "memory_format": ("default",),
-        # Answered by the setting without it, frozen, or about speed only.
-        "fullgraph": (False,),
-        "freezing": (False,),
-        "threads": (None,),
-        "options": ((),),
-    }
+    compilers: list[dict[str, Any]] = [{}]
+    compilers += [{"mode": "reduce-overhead"}] if on_gpu else []
+    ways: list[dict[str, Any]] = [{}, {"autocast": "bfloat16"}]
+    ways += [{"precision": "high"}] if on_gpu else []
+    shapes: list[dict[str, Any]] = [{}]
     if phase == "forward":
-        asked |= {"backends": ("inductor", "aot_eager", *graphs), "scope": ("model",)}
-        if model.has_convolutions:
-            asked["memory_format"] = ("default", "channels_last")
-        else:
-            asked["dynamic"] = (None, True)
-    elif phase == "train_step":
-        asked |= {"backends": ("inductor",), "optimizer": ("default", "fused")}
+        compilers += [{"backend": "aot_eager"}]
+        compilers += [{"backend": "cudagraphs"}] if on_gpu else []
+        is_conv = model.has_convolutions
+        shapes += [{"memory_format": "channels_last"} if is_conv else {"dynamic": True}]
     else:
-        asked["optimizer"] = ("default",)
-    return asked
+        shapes += [{"scope": "step"}]
+    optimizers: list[dict[str, Any]] = [{}]
+    optimizers += [{"optimizer": "fused"}] if phase == "train_step" else []
+    for parts in itertools.product(compilers, ways, shapes, optimizers):
+        yield {name: value for part in parts for name, value in part.items()}
