@@ -25,8 +25,7 @@ except ImportError as error:
     raise SystemExit(f"error: {error}\n  try: pip install 'mcp>=2'") from None
 
 from autocompile import __version__, api
-from autocompile.commands import diagnose
-from autocompile.commands import runs as listing
+from autocompile.commands import diagnose, listing
 from autocompile.commands import verify as verifying
 from autocompile.errors import AutocompileError
 from autocompile.report.live import PlainProgress

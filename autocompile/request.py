@@ -49,8 +49,8 @@ from autocompile.settings.option import (
     words,
 )
 from autocompile.settings.searchspace import SearchSpace
-from autocompile.store.calls import RecordedCalls, read_calls
 from autocompile.store.reading import of_fields, plain
+from autocompile.store.recorded_calls import RecordedCalls, read_calls
 from autocompile.store.targets import is_same_target
 
 Effort = Literal["quick", "normal", "full"]

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.cli.output import show_result
-from autocompile.commands.runs import read_report
+from autocompile.commands.listing import read_report
 from autocompile.errors import AutocompileError
 from autocompile.export import FORMATS, export, to_paste
 from autocompile.report.page import to_html

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
-from autocompile.commands.runs import read_report
+from autocompile.commands.listing import read_report
 
 ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"

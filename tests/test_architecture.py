@@ -93,7 +93,7 @@ WINGS = {
         "learner": "trial",
         "in_algorithm": "trial",
         "described": "ground",
-        "exported": "export",
+        "form": "export",
         "gain": "commands",
         "shown": "report",
     },
@@ -363,3 +363,8 @@ def test_phases_are_named_in_their_table_only() -> None:
         assert not texts & (PHASES.keys() - {STEP}), (
             path
         )  # that is the name of a scope, too
+
+
+def test_no_two_modules_have_one_file_name() -> None:
+    every = [p.name for p in FILES if p.name not in ("__init__.py", "__main__.py")]
+    assert sorted(every) == sorted(set(every))

@@ -10,7 +10,7 @@ import screens
 from conftest import ROOT
 from recorded_runs import shown
 
-from autocompile.commands.runs import read_report
+from autocompile.commands.listing import read_report
 from autocompile.estimate.intervals import Interval, between_runs
 
 STUDIES = ROOT / "studies"

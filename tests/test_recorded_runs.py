@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import RUNS, exported, names, shown, texts
 
-from autocompile.commands.runs import read_report
+from autocompile.commands.listing import read_report
 from autocompile.export import FORMATS
 from autocompile.store.record import Outcome
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from autocompile.cli.checks import check, doctor, init, verify
+from autocompile.cli.browse import export, list_runs, show
+from autocompile.cli.checking import check, doctor, init, verify
 from autocompile.cli.output import say
-from autocompile.cli.record import record
-from autocompile.cli.runs import export, list_runs, show
+from autocompile.cli.recorder import record
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.suite.command import suite

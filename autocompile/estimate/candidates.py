@@ -20,8 +20,8 @@ from autocompile.estimate.intervals import (
     percentile,
 )
 from autocompile.estimate.limits import Limits
-from autocompile.store.calls import PERCENTILES
 from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
+from autocompile.store.recorded_calls import PERCENTILES
 
 ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
 SLOWER = 1.15

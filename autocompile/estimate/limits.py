@@ -17,8 +17,8 @@ from autocompile.settings.option import (
     option,
     seconds,
 )
-from autocompile.store.calls import PERCENTILES
 from autocompile.store.reading import plain
+from autocompile.store.recorded_calls import PERCENTILES
 
 _FLAG = "--max-latency"
 

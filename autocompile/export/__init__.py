@@ -12,8 +12,8 @@ from autocompile.estimate.decision import SETS
 from autocompile.export import python, stacks
 from autocompile.export.choices import choices, command
 from autocompile.export.python import to_paste, use_line
-from autocompile.export.text import comment
-from autocompile.rllib import exported
+from autocompile.export.source import comment
+from autocompile.rllib import form
 from autocompile.settings.tuned import TunedSet
 from autocompile.store.report import Report
 
@@ -29,7 +29,7 @@ def _json(report: Report) -> str:
 _EXPORTERS: dict[str, Callable[[Report], str]] = {
     "python": python.export,
     "json": _json,
-    "rllib": exported.export,
+    "rllib": form.export,
     "accelerate": stacks.accelerate,
     "transformers": stacks.transformers,
     "lightning": stacks.lightning,

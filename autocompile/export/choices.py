@@ -1,6 +1,6 @@
 """What an export reads of a report: the choice of each phase, with its evidence.
 
-A report is untrusted, so none of its text becomes code: :mod:`autocompile.export.text` writes it as
+A report is untrusted, so none of its text becomes code: :mod:`autocompile.export.source` writes it as
 literals and comments. Names in code come from this package's tables; of a report, only those of a
 class of ``torch.optim`` and its arguments, each an identifier.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from autocompile.errors import ExportError
 from autocompile.export.lines import Choice, Facts
-from autocompile.export.text import comment, one_line
+from autocompile.export.source import comment, one_line
 from autocompile.settings.config import CompileConfig
 from autocompile.store import runs
 from autocompile.store.report import PhaseResult, Report

@@ -32,7 +32,7 @@ from autocompile.export.lines import (
     uses_apply,
     without_words,
 )
-from autocompile.export.text import comment, one_line, program, quoted
+from autocompile.export.source import comment, one_line, program, quoted
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import PHASES, phase_of
 from autocompile.store.report import Report

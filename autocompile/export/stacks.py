@@ -17,7 +17,7 @@ from autocompile.export.lines import (
     of_weights,
     options_of,
 )
-from autocompile.export.text import NOTHING, comment, literal, program, quoted
+from autocompile.export.source import NOTHING, comment, literal, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.store.report import Report

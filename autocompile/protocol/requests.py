@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned, TunedSet
-from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import of_fields, plain
 from autocompile.store.record import Record, TaskResult
+from autocompile.store.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:
     from autocompile.request import Request as Asked

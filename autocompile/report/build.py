@@ -24,9 +24,9 @@ from autocompile.request import kept_in
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.option import Kept
 from autocompile.settings.phases import phase_of
-from autocompile.store.calls import PERCENTILES, workload_of
 from autocompile.store.reading import known, made
 from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
+from autocompile.store.recorded_calls import PERCENTILES, workload_of
 from autocompile.store.report import (
     Answer,
     Failures,

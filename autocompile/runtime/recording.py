@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from autocompile.errors import UsageError
-from autocompile.store.calls import RecordedCalls, TensorShape
 from autocompile.store.reading import plain
+from autocompile.store.recorded_calls import RecordedCalls, TensorShape
 
 _LONGEST = 40  # characters of a text argument, which is a name then and no content
 _KEPT = 100_000  # calls, so that a server that runs for days stays small

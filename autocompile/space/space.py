@@ -33,8 +33,8 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 from autocompile.settings.searchspace import SearchSpace
-from autocompile.store.calls import workload_of
 from autocompile.store.record import Outcome, Record
+from autocompile.store.recorded_calls import workload_of
 from autocompile.store.report import leading_size
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)

@@ -14,7 +14,7 @@ from autocompile.commands.diagnose import preview
 from autocompile.report.checks import render_preview
 from autocompile.request import Request
 from autocompile.settings.searchspace import SearchSpace
-from autocompile.store.calls import RecordedCalls
+from autocompile.store.recorded_calls import RecordedCalls
 
 pytestmark = pytest.mark.usefixtures("_warm")
 

@@ -21,8 +21,8 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.option import named_numbers
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
-from autocompile.store.calls import RecordedCalls
 from autocompile.store.reading import plain
+from autocompile.store.recorded_calls import RecordedCalls
 
 NET = """
 import torch

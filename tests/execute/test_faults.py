@@ -331,7 +331,7 @@ def test_faults_are_the_same_where_each_trial_has_an_interpreter_of_its_own(
 AFTERWARDS = """
 import os, time
 import torch
-from autocompile.trial.measure import memory
+from autocompile.trial.measure import footprint
 
 def get_model():
     return torch.nn.Linear(8, 4)
@@ -342,7 +342,7 @@ def get_inputs(batch_size):
 def crash(*args, **kwargs):
     {code}
 
-memory.peak_bytes = crash
+footprint.peak_bytes = crash
 """
 
 

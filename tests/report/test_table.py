@@ -12,7 +12,7 @@ from fakes import FakeExecutor, failed, measured
 from recorded_runs import said, unpack
 from scripts import tune
 
-from autocompile.commands.runs import read_report
+from autocompile.commands.listing import read_report
 from autocompile.execute.executor import Ending
 from autocompile.report.document import Table, spans
 from autocompile.report.table import table, write_table

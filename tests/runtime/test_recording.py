@@ -13,7 +13,7 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime.recording import record
-from autocompile.store.calls import read_calls
+from autocompile.store.recorded_calls import read_calls
 
 PROGRAM = """
 import sys, torch

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from autocompile.cli.commands import app
 from autocompile.errors import UsageError
-from autocompile.store.calls import RecordedCalls, read_calls
+from autocompile.store.recorded_calls import RecordedCalls, read_calls
 from autocompile.store.report import Report
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autocompile.errors import AutocompileError
-from autocompile.store.calls import MOST, RecordedCalls, read_calls
+from autocompile.store.recorded_calls import MOST, RecordedCalls, read_calls
 
 X = {
     "tensor": {"shape": [2, 4], "dtype": "int64", "device": "cpu", "low": 0, "high": 9}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autocompile.errors import TargetError
-from autocompile.store.calls import MOST, RecordedCalls
+from autocompile.store.recorded_calls import MOST, RecordedCalls
 from autocompile.trial.model import calls
 from autocompile.trial.model.calls import Calls
 

@@ -212,7 +212,7 @@ def test_the_other_parts_keep_at_least_their_tolerance() -> None:
 def test_the_template_works_with_its_optional_function(
     try_it: Try, tmp_path: Path
 ) -> None:
-    from autocompile.cli.checks import TEMPLATE
+    from autocompile.cli.checking import TEMPLATE
 
     path = tmp_path / "model.py"
     path.write_text(TEMPLATE.replace("# def ", "def ").replace("#     ", "    "))

@@ -19,8 +19,8 @@ from in_process import Try
 
 from autocompile.cluster.tune_all import shipment_of
 from autocompile.errors import TargetError
-from autocompile.store.calls import RecordedCalls
 from autocompile.store.record import Outcome
+from autocompile.store.recorded_calls import RecordedCalls
 from autocompile.store.runs import new_folder
 from autocompile.store.sources import sources_of
 from autocompile.store.targets import is_same_target, library_model, target_spec

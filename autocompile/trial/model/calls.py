@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
-from autocompile.store.calls import MOST, RecordedCalls
+from autocompile.store.recorded_calls import MOST, RecordedCalls
 from autocompile.trial.verify.outputs import tensors_by_path
 
 

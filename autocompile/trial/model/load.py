@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.store.calls import RecordedCalls
+from autocompile.store.recorded_calls import RecordedCalls
 from autocompile.store.targets import library_model, split_spec
 from autocompile.trial.model.calls import first_call, from_file, from_function
 from autocompile.trial.model.own_step import maker_of

@@ -12,7 +12,7 @@ from autocompile.estimate.intervals import median
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import CallKind, Measurement, Outcome, Record
 from autocompile.trial.failures import Failed
-from autocompile.trial.measure import memory, telemetry
+from autocompile.trial.measure import footprint, telemetry
 from autocompile.trial.measure.timing import Timer, each_call
 from autocompile.trial.model.calls import Calls, between, in_words, kinds, shape_of
 from autocompile.trial.model.sides import Side
@@ -99,7 +99,7 @@ def look_closer(session: Session, entrant: Entrant) -> None:
     record, side, device = entrant.record, entrant.side, session.target.device
     config, phase = side.config, session.request.phase
     if device.type == "cuda":  # before the peaks of the two sides are measured
-        record.held_bytes = memory.most_held_bytes(device)
+        record.held_bytes = footprint.most_held_bytes(device)
     # Not where weights are constants, whose refreshes were compiles too.
     if not (config.is_eager or config.bakes_weights):
         prove_compiled(record, session.home)
@@ -130,7 +130,7 @@ def _peak_memory(side: Side, name: str, device: Any) -> int:
             tensors.append([p.grad for p in model.parameters()])
         return tensors, side.held()
 
-    return memory.peak_bytes(side.run, held, device, graphs=not side.is_eager)
+    return footprint.peak_bytes(side.run, held, device, graphs=not side.is_eager)
 
 
 def _look_at_schedules(entrant: Entrant) -> None:

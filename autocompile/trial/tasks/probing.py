@@ -24,10 +24,10 @@ from autocompile.settings.phases import (
     OPTIMIZER_STEP,
     PHASES,
 )
-from autocompile.store.calls import MOST
 from autocompile.store.record import Step
+from autocompile.store.recorded_calls import MOST
 from autocompile.trial.channel import Channel
-from autocompile.trial.measure import environment, memory
+from autocompile.trial.measure import environment, footprint
 from autocompile.trial.measure.timing import block, timer_of
 from autocompile.trial.model.calls import (
     Calls,
@@ -107,7 +107,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        need = memory.CONTEXT_BYTES + 2 * (
+        need = footprint.CONTEXT_BYTES + 2 * (
             peak or torch.cuda.max_memory_allocated(device)
         )
         channel.send(EventName.ROOM, trials=int(free // need))

@@ -31,7 +31,7 @@ from autocompile.store.record import AT_WORK, Measurement, Outcome, Record, Step
 from autocompile.store.targets import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import note_failure
-from autocompile.trial.measure import memory, telemetry
+from autocompile.trial.measure import footprint, telemetry
 from autocompile.trial.measure.timing import (
     FirstCalls,
     ReferenceWork,
@@ -101,7 +101,7 @@ class Session:
         channel.step(Step.EAGER)
         with self.exclusive_on_cpu():
             self._run_eager()
-        memory.give_back(device)
+        footprint.give_back(device)
         backends = [side.config.backend for side in request.sides]
         telemetry.reset_dynamo("inductor" if "inductor" in backends else backends[0])
         make_autotuning_exclusive(channel)
@@ -220,7 +220,7 @@ class Session:
     def end_compiling(self) -> None:
         """Give back what only compilers need: a worker would take a core from what is timed."""
         telemetry.end_compile_workers()
-        memory.give_back(self.target.device)
+        footprint.give_back(self.target.device)
 
     def timed(self) -> list[tuple[Entrant, Measurement]]:
         """Time the baseline and all that run in turns; again without one that fails."""

@@ -32,7 +32,7 @@ def _loaded(run: str) -> Any:
 
 def _report(run: str) -> Any:
     """The report of a run on disk, or of a ``report.json`` such as one of another machine."""
-    from autocompile.commands.runs import read_report
+    from autocompile.commands.listing import read_report
 
     return read_report(Path(run)) if run.endswith(".json") else _loaded(run).report
 
@@ -81,7 +81,7 @@ def _show_table(
     named: list[str], as_json: bool, verbose: bool, is_page: bool
 ) -> Path | None:
     """Print one table over runs, or write it and return its page's path."""
-    from autocompile.commands.runs import by_machine
+    from autocompile.commands.listing import by_machine
     from autocompile.report import table
     from autocompile.report.terminal import Page
     from autocompile.store import runs
@@ -107,7 +107,7 @@ def list_runs(
     as_json: options.Json = False,
 ) -> None:
     """List the runs under ./runs with their results, the newest last."""
-    from autocompile.commands.runs import listed
+    from autocompile.commands.listing import listed
     from autocompile.report.checks import render_runs
     from autocompile.store import runs
 
@@ -140,7 +140,7 @@ def export(
     new process does not compile. Trust it like code.
     """
     from autocompile import export as exporting
-    from autocompile.commands.runs import demand_same_target
+    from autocompile.commands.listing import demand_same_target
     from autocompile.request import Request
     from autocompile.settings.tuned import Tuned, TunedSet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autocompile.errors import ExportError
 from autocompile.export.choices import choices, command, facts_of, file_note, header
-from autocompile.export.text import NOTHING, comment, program
+from autocompile.export.source import NOTHING, comment, program
 from autocompile.rllib.described import RLLIB
 from autocompile.settings.phases import phase_of
 from autocompile.store.report import Report

@@ -15,7 +15,7 @@ from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial.measure import memory
+from autocompile.trial.measure import footprint
 from autocompile.trial.tasks import session
 
 MIB = 2**20
@@ -136,10 +136,10 @@ def test_where_no_tensor_shows_the_weights_the_peak_is_not_known(
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
     x = torch.ones(1000)
     tree = {"a": x, "b": [x[:10], x.view(10, 100)], "s": x.to_sparse(), "n": 3}
-    assert sum(memory._storages(tree, torch.device("cpu")).values()) == 4000
+    assert sum(footprint._storages(tree, torch.device("cpu")).values()) == 4000
 
 
-# --- memory on a GPU: pytest -m gpu tests/trial/test_memory.py ------------------------------------
+# --- memory on a GPU: pytest -m gpu tests/trial/test_footprint.py ------------------------------------
 
 PRODUCT = """
 import torch
