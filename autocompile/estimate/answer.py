@@ -256,15 +256,18 @@ def _verdict(case: _Case) -> tuple[Verdict, str]:
 
 
 def _not_better(decision: Decision) -> str:
-    """What is known of how much faster another setting may be, which was tried."""
+    """What is known of how much faster another setting may be, which was tried.
+
+    A figure is named where it is small: beyond the zone it is of single processes, whose
+    intervals are wide, or of what is open, which is said by name.
+    """
     ceiling = decision.ceiling or 0.0
-    is_settled = not (decision.open or decision.doubtful)
-    if is_settled and ceiling > ZONE:
-        # What lost in the search by one process has a wide interval, and is expected to
-        # lose again.
-        return f"that was tried is expected to be more than {100 * ZONE:.0f} % faster"
+    if ceiling > ZONE:
+        is_settled = not (decision.open or decision.doubtful)
+        known = "expected to be more than" if is_settled else "surely more than"
+        return f"that was tried is {known} {100 * ZONE:.0f} % faster"
     most = f"{100 * max(ceiling, _FEWEST):.1f}"
-    if ZONE / 2 < ceiling <= ZONE:
+    if ceiling > ZONE / 2:
         most = f"{100 * ZONE:.0f}"
     return f"that was tried is more than {most} % faster (95 %)"
 

@@ -305,7 +305,9 @@ def _nothing_to_use(report: Report) -> str:
     answers = [phase.answer for phase in report.phases.values()]
     unknown = next((a for a in answers if a.verdict == "unknown"), None)
     if unknown is None:
-        return "nothing to use: no setting worked"
+        works = any(t.ok for phase in report.phases.values() for t in phase.trials)
+        what = "that works keeps the limits" if works else "worked"
+        return f"nothing to use: no setting {what}"
     then = f"   → {unknown.command}" if unknown.command else ""
     return f"nothing to use yet: no compiled setting has ended{then}"
 

@@ -32,9 +32,15 @@ line{stroke:#3d444d}.one{stroke:#9198a1}
 """
 
 
+# Of the earliest version, which raced the finalists in processes of their own.
+_APART = (("cpu", "cnn"),)
+
+
 def rows(folder: Path) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Name, best setting and whether it was decided, of each phase that was raced side by side."""
     for path in sorted(folder.glob("*.json")):
+        if (folder.name, path.stem) in _APART:
+            continue
         for name, phase in json.loads(path.read_text("utf-8"))["phases"].items():
             answer = phase["answer"]
             size = answer["batch_size"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ from fakes import FakeExecutor, failed, measured, probed
 from scripts import tune
 from typer.testing import CliRunner
 
-from autocompile.api import load
+from autocompile.api import Parts, load, tune_with
 from autocompile.cli import commands as cli
 from autocompile.execute.executor import Ending, Job
+from autocompile.request import Request
+from autocompile.result import Result
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Tuned
 from autocompile.store.files import write_json
@@ -155,11 +158,12 @@ def test_without_an_answer_the_command_ends_with_1_and_the_file_says_unknown(
             return measured(1.0)
         return failed("interrupted", "compile", "the time was over")
 
-    def tuned(target: str, **options: Any) -> Any:
-        options.update(executor=FakeExecutor(only_eager), space=SPACE, trials=4)
-        return tune(target, **{**options, "progress": "none"})
+    def tuned(request: Request, parts: Parts) -> Result:
+        executor = FakeExecutor(only_eager)
+        few = dataclasses.replace(request, space=SPACE, trials=4)
+        return tune_with(few, Parts(executor, "none"))
 
-    monkeypatch.setattr("autocompile.api.tune", tuned)
+    monkeypatch.setattr("autocompile.api.tune_with", tuned)
     done = CliRunner().invoke(cli.app, ["tune", str(target)])
     assert done.exit_code == 1, done.output
     assert "no result yet" in done.stdout
