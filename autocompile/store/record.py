@@ -79,9 +79,9 @@ class TaskResult:
     explained: Mapping[str, Any] | None = (
         None  # what, details and hint of an error of ours
     )
-    detail: dict[str, Any] = field(
-        default_factory=dict
-    )  # what is shown and decides nothing
+    # What else was found, by name. Most of it is only shown; ``breaks`` and ``skipped_frames``
+    # also answer the same setting with fullgraph, ``raced_in`` says which sides shared a process.
+    detail: dict[str, Any] = field(default_factory=dict)
 
     @property
     def error(self) -> TargetError | None:
