@@ -86,7 +86,7 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(session, "screen", timed_for_a_moment)
         # test_optimizers has it
-        patch.setattr(closer, "try_schedule", lambda *_: None)
+        patch.setattr(closer, "schedule", lambda *_: None)
         yield run
     _forget(before)
     torch._dynamo.reset()

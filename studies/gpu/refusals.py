@@ -17,9 +17,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,12 +25,14 @@ from autocompile.settings.config import CompileConfig
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
-from autocompile.trial.model.sides import make_side, perturb
+from autocompile.trial.model.sides import Side, make_side, perturb
 from autocompile.trial.model.target import Target, seed_everything
+from autocompile.trial.trees import flatten
+from autocompile.trial.verify import checks
 from autocompile.trial.verify.compare import TRIES
-from autocompile.trial.verify.outputs import View, flatten
+from autocompile.trial.verify.outputs import copy_view
+from autocompile.trial.verify.reference import Reference
 from autocompile.trial.verify.slices import apart
-from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
 
 HERE = Path(__file__).resolve().parent
 PHASE = "train_step"
@@ -50,18 +50,22 @@ SETTINGS = {
 def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object]:
     """What a trial of this setting would say, but for the clock."""
     draws = target.inputs(PHASE, None), target.inputs(PHASE, None)
-    verifier = Noting(target, PHASE, draws, seed, [])
+    reference = Reference(target, PHASE, draws, seed, [])
+    off: dict[str, float] = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
     telemetry.reset_dynamo(config.backend)
     side = make_side(target, PHASE, draws[0], config)
     said = "ok"
     try:
-        with verifier.comparable_random_numbers(side):
-            verifier.first_calls(side, verifier.seeded_call(side, 0))
-            verifier.last_call(side)
-        compare_with_eagers_draws(verifier, side, config)
+        with reference.comparable_random_numbers(side):
+            subject = checks.Subject(side, reference.call(side, 0), [])
+            checks.first_calls(reference, subject)
+            if not reference.draws_otherwise(side):
+                off = distances(reference, side)
+            checks.last_call(reference, subject)
+        checks.eagers_draws(reference, subject)
     except Failed as failed:
         said = f"{failed.outcome.value}: {failed}"
-    movement = verifier._moved(1, TRIES[-1])
+    movement = reference.moved(1, TRIES[-1])
     assert movement is not None
     by = {
         path: math.sqrt(float(each.together[0] / each.together[1]))
@@ -71,40 +75,27 @@ def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object
     moved = sorted(by.values())
     most = [moved[int(q * (len(moved) - 1))] for q in (0.5, 1)]
     most.append(movement.of_gradients)
-    return {"said": said, "moved": [round(x, 6) for x in most]} | verifier.off
+    return {"said": said, "moved": [round(x, 6) for x in most]} | off
 
 
-class Noting(Verifier):
-    """Notes how far gradients are off."""
-
-    off: Mapping[str, float] = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
-
-    def demand(self, got: View, want: View, *args: Any, **more: Any) -> None:
-        index = args[2] if len(args) > 2 else more.get("index")
-        if index is not None:
-            now = self.distances(got, want, index)
-            self.off = {key: max(round(x, 5), self.off[key]) for key, x in now.items()}
-        super().demand(got, want, *args, **more)
-
-    def distances(self, got: View, want: View, index: int) -> dict[str, float]:
-        """How far gradients are off, in what rounding moves, and how much longer they are."""
-        movement = self._moved(index, TRIES[-1])
-        assert movement is not None
-        now = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
-        whole = torch.zeros(3, dtype=torch.float64)
-        for (path, a), (_, b) in zip(
-            flatten(want).leaves, flatten(got).leaves, strict=True
-        ):
-            if path.startswith(GRADIENTS):
-                far = apart(a, b)
-                whole += far.squares.cpu()
-                by = float(movement.scale(path, far.error)[0])
-                if 0 < by <= float(far.size[0]) / 2:  # else it is rounding alone
-                    multiple = float(far.error[0]) / by
-                    now["multiple"] = max(now["multiple"], multiple)
-                    now["longer"] = max(now["longer"], change(far.squares))
-        now["all_longer"] = change(whole)
-        return now
+def distances(reference: Reference, side: Side) -> dict[str, float]:
+    """How far gradients are off, in what rounding moves, and how much longer they are."""
+    movement = reference.moved(1, TRIES[-1])
+    assert movement is not None
+    want, got = copy_view(reference.view(1)), reference.from_kept(side, 1)
+    now = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
+    whole = torch.zeros(3, dtype=torch.float64)
+    leaves = zip(flatten(want).leaves, flatten(got).leaves, strict=True)
+    for (path, a), (_, b) in leaves:
+        if path.startswith(GRADIENTS):
+            far = apart(a, b)
+            whole += far.squares.cpu()
+            by = float(movement.scale(path, far.error)[0])
+            if 0 < by <= float(far.size[0]) / 2:  # else it is rounding alone
+                now["multiple"] = max(now["multiple"], float(far.error[0]) / by)
+                now["longer"] = max(now["longer"], change(far.squares))
+    now["all_longer"] = change(whole)
+    return {name: round(x, 5) for name, x in now.items()}
 
 
 def change(squares: torch.Tensor) -> float:

@@ -45,9 +45,15 @@ from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
 from autocompile.trial.model.sides import make_side  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
-from autocompile.trial.tasks.closer import try_schedule  # noqa: E402
+from autocompile.trial.verify.checks import (  # noqa: E402
+    Subject,
+    first_calls,
+    last_call,
+    schedule,
+    weights,
+)
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
-from autocompile.trial.verify.verifier import Verifier  # noqa: E402
+from autocompile.trial.verify.reference import Reference  # noqa: E402
 
 AOT = CompileConfig("aot_eager")
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -86,13 +92,14 @@ def loaded(config: Any) -> Target:
 
 def verified(
     target: Target, phase: str, draws: Any, config: CompileConfig
-) -> tuple[Verifier, Any]:
-    """A verifier, and a side that was right at its first calls."""
-    verifier = Verifier(target, phase, draws, 0, [])
+) -> tuple[Reference, Subject]:
+    """A reference, and a side that was right at its first calls."""
+    reference = Reference(target, phase, draws, 0, [])
     telemetry.reset_dynamo(config.backend)
     side = make_side(target, phase, draws[0], config)
-    verifier.first_calls(side, verifier.seeded_call(side, 0))
-    return verifier, side
+    subject = Subject(side, reference.call(side, 0), [])
+    first_calls(reference, subject)
+    return reference, subject
 
 
 def drawn(target: Target, phase: str = "learner_update", draw: int = 0) -> Any:
@@ -108,17 +115,17 @@ def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     target = loaded(small(name))
     assert target.known_phases()[-1] == "learner_update"
     draws = drawn(target), drawn(target, draw=1)
-    assert set(Verifier(target, "learner_update", draws, 0, []).expected) >= {
+    assert set(Reference(target, "learner_update", draws, 0, []).expected[0]) >= {
         "loss",
         "gradients",
     }
-    verifier, compiled = verified(target, "learner_update", draws, AOT)
-    assert verifier.noise < 1e-6
+    reference, subject = verified(target, "learner_update", draws, AOT)
+    assert reference.most_noise < 1e-6
     assert telemetry.dynamo_facts()["graphs"] >= 2  # forward pass and optimizer
-    assert verifier.weights(compiled) is None
-    compiled.keep()
-    compiled.run()
-    verifier.last_call(compiled)
+    assert weights(reference, subject) is None
+    subject.side.keep()
+    subject.side.run()
+    last_call(reference, subject)
     assert not ray.is_initialized()
 
 
@@ -255,10 +262,10 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     target = loaded(small("SAC"))
     draws = drawn(target), drawn(target, draw=1)
     fused = CompileConfig("eager", optimizer="fused")
-    verifier, side = verified(target, "learner_update", draws, fused)
-    notes: list[str] = []
-    try_schedule(verifier, side, notes)
-    assert notes == []
+    reference, subject = verified(target, "learner_update", draws, fused)
+    subject.notes.clear()
+    schedule(reference, subject)
+    assert subject.notes == []
 
 
 RL = f"{TARGETS / 'rl.py'}:config"

@@ -41,7 +41,13 @@ from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import inputs_of
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.checks import (
+    Subject,
+    first_calls,
+    last_call,
+    weights,
+)
+from autocompile.trial.verify.reference import Reference
 
 RL = str(TARGETS / "rl.py")
 AOT = CompileConfig(backend="aot_eager")
@@ -159,16 +165,16 @@ def test_every_phase_runs_and_is_judged_right_when_compiled(
             inputs_of(target, phase, 5, seed=0),
             inputs_of(target, phase, 5, seed=0, draw=1),
         )
-        verifier = Verifier(target, phase, draws, 0, [])
+        reference = Reference(target, phase, draws, 0, [])
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
-        verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
+        subject = Subject(compiled, reference.call(compiled, 0), [])
+        first_calls(reference, subject)
         assert telemetry.dynamo_facts()["graphs"] >= 1, phase
-        assert verifier.weights(compiled) is (True if phase in RL_PHASES else None), (
-            phase
-        )
+        is_live = True if phase in RL_PHASES else None
+        assert weights(reference, subject) is is_live, phase
         compiled.keep()
-        verifier.last_call(compiled)
+        last_call(reference, subject)
 
 
 @pytest.mark.parametrize("phase", RL_PHASES)

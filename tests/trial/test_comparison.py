@@ -202,7 +202,7 @@ def test_a_tolerance_also_narrows(dtype: torch.dtype) -> None:
 
 def test_the_other_parts_keep_at_least_their_tolerance() -> None:
     exact = torch.linspace(1, 2, 64)
-    for part, error in (("loss", 5e-5), ("gradients", 5e-3)):
+    for part, error in (("loss", 5e-5), ("gradients", 5e-5)):
         pair = ({part: {"w": x}} for x in (exact, exact * (1 + error)))
         assert compare(*pair, tolerance=1e-9) is None
     still = {"gradients": {"w": torch.zeros(64)}}

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_verifier import Layer, a_target, batch, changed, judged, refused
+from test_verifier import Layer, a_target, batch, called, changed, judged, refused
 from torch import nn
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.model.sides import Side, make_side
-from autocompile.trial.verify.verifier import Verifier, compare_with_eagers_draws
+from autocompile.trial.verify import checks
+from autocompile.trial.verify.checks import eagers_draws
+from autocompile.trial.verify.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
@@ -43,11 +45,11 @@ def test_what_inductor_draws_is_accepted_and_not_compiled_with_fallback() -> Non
 def test_phases_without_random_numbers_pay_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right, sides = Verifier.another_side, []
+    right, sides = Reference.another_side, []
     monkeypatch.setattr(
-        Verifier, "another_side", lambda *a: sides.append(a) or right(*a)
+        Reference, "another_side", lambda *a: sides.append(a) or right(*a)
     )
-    monkeypatch.setattr(Verifier, "demand_repeats", None)
+    monkeypatch.setattr(checks, "_demand_repeats", None)
     assert judged(
         a_target(lambda: nn.Linear(8, 4), batch(4, 8)), "forward", "inductor"
     ).live
@@ -103,20 +105,21 @@ def test_a_wrong_program_beside_right_draws_is_found_by_the_side_that_draws_as_e
     target = a_target(noisy, batch(4, 8))
     notes: list[str] = []
     draws = target.make_inputs(4), target.make_inputs(4)
-    verifier = Verifier(target, "forward", draws, 0, notes)
+    reference = Reference(target, "forward", draws, 0, notes)
     inductor = CompileConfig()
     compiled = make_side(target, "forward", draws[0], inductor)
-    compare_with_eagers_draws(verifier, compiled, inductor)
-    right = verifier.another_side
+    subject = called(reference, compiled)
+    eagers_draws(reference, subject)
+    right = reference.another_side
 
     def flipped(config: CompileConfig) -> Side:
         side = right(config)
         first_by(lambda x: x.flip(0))(side)
         return side
 
-    verifier.another_side = flipped  # type: ignore[method-assign]
+    reference.another_side = flipped  # type: ignore[method-assign]
     with pytest.raises(Failed, match="is off by"):
-        compare_with_eagers_draws(verifier, compiled, inductor)
+        eagers_draws(reference, subject)
 
 
 def test_weights_that_a_side_with_draws_of_its_own_does_not_follow_are_stale() -> None:

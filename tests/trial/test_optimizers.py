@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 from in_process import timed_for_a_moment
-from test_verifier import a_target, batch, judged
+from test_verifier import a_target, batch, called, judged
 from test_worker import a_trial, in_this_process
 from torch import nn, optim
 
@@ -23,8 +23,8 @@ from autocompile.trial.measure import telemetry
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks import session
-from autocompile.trial.tasks.closer import try_schedule
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.checks import first_calls, schedule
+from autocompile.trial.verify.reference import Reference
 
 Make = Callable[[Any], optim.Optimizer]
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
@@ -140,19 +140,20 @@ def scheduled(
     draws = [
         None if phase == "optimizer_step" else target.make_inputs(4) for _ in range(2)
     ]
-    verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
+    reference = Reference(target, phase, (draws[0], draws[1]), 0, [])
     telemetry.reset_dynamo("aot_eager")
     compiled = make_side(target, phase, draws[0], CompileConfig("aot_eager"))
-    verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
+    subject = called(reference, compiled)
+    first_calls(reference, subject)
     lie(compiled)
-    notes: list[str] = []
-    verifier.eager.restore()
-    compiled.adopt(verifier.eager)
-    before = whole_state(verifier.eager)
-    try_schedule(verifier, compiled, notes)
-    for side in (verifier.eager, compiled):
+    reference.eager.restore()
+    compiled.adopt(reference.eager)
+    before = whole_state(reference.eager)
+    subject.notes.clear()
+    schedule(reference, subject)
+    for side in (reference.eager, compiled):
         assert all(_same(a, b) for a, b in zip(before, whole_state(side), strict=True))
-    return notes
+    return subject.notes
 
 
 def test_a_schedule_recompiles_no_model_whose_optimizer_is_outside() -> None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.trial.trees import flatten
 from autocompile.trial.verify.compare import compare, mismatch_scale
 from autocompile.trial.verify.outputs import (
     LastResults,
     copy_view,
-    flatten,
     has_nan,
     has_tensor,
     opaque_types,
@@ -62,7 +62,7 @@ def test_what_a_cache_holds_is_compared() -> None:
     assert compare(output(), output()) is None
     wrong = output()
     wrong["outputs"].cache.layers[1].keys[3] = 99.0
-    assert ".cache.layers[1].keys is off" in str(compare(output(), wrong))
+    assert ".cache.layers[1].keys at [3] of axis 0" in str(compare(output(), wrong))
     longer = output()
     longer["outputs"].cache.layers.append(Layer(torch.ones(1)))
     assert "another structure" in str(compare(output(), longer))

@@ -26,7 +26,7 @@ from autocompile.trial.model.target import (
     sum_of_floats,
 )
 from autocompile.trial.tasks.probing import _shapes_in, described
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.reference import Reference
 
 PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")
 OWN_TRAINING = str(TARGETS / "own_training.py")
@@ -522,10 +522,10 @@ def test_an_eager_forward_side_shares_the_parameters_and_nothing_else() -> None:
     target = load(PLAIN)
     own = {id(p) for p in target.model.parameters()}
     draws = target.make_inputs(4), target.make_inputs(4)
-    side = Verifier(target, "forward", draws, 0, []).another_side()
+    side = Reference(target, "forward", draws, 0, []).another_side()
     assert {id(p) for p in side.model.parameters()} == own
     assert side.model is not target.model
-    trained = Verifier(target, "train_step", draws, 0, []).another_side()
+    trained = Reference(target, "train_step", draws, 0, []).another_side()
     assert own.isdisjoint(id(p) for p in trained.model.parameters())
 
 

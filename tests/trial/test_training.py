@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import test_verifier
 import torch
-from test_verifier import batch, judged, refused
+from test_verifier import batch, called, judged, refused
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -22,9 +22,10 @@ from autocompile.store.record import Outcome
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target
 from autocompile.trial.verify import rounding
+from autocompile.trial.verify.checks import first_calls, last_call
 from autocompile.trial.verify.compare import ALL
+from autocompile.trial.verify.reference import Reference
 from autocompile.trial.verify.rounding import RoundOtherwise
-from autocompile.trial.verify.verifier import Verifier
 
 Lie = Callable[[Side], None]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,11 +110,12 @@ def test_twenty_honest_steps_in_bfloat16_are_not_refused() -> None:
     target, implementations = decoder(), ("default", "fused", "for_loop", "foreach")
     for number in range(20):
         draws = target.make_inputs(4), target.make_inputs(4)
-        verifier = Verifier(target, "train_step", draws, number, [])
+        reference = Reference(target, "train_step", draws, number, [])
         config = CompileConfig("eager", optimizer=implementations[number % 4])
         side = make_side(target, "train_step", draws[0], config)
-        verifier.first_calls(side, verifier.seeded_call(side, 0))
-        verifier.last_call(side)
+        subject = called(reference, side)
+        first_calls(reference, subject)
+        last_call(reference, subject)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +165,14 @@ class Normed(nn.Module):
 def test_finding_how_far_rounding_moves_changes_nothing() -> None:
     target = a_target(Normed, batch(4, 8), make_optimizer=adamw)
     draws = target.make_inputs(4), target.make_inputs(4)
-    verifier = Verifier(target, "train_step", draws, 0, [])
-    verifier.eager.restore()
-    tensors = {**verifier.eager.model.state_dict(), "target": target.model.first.weight}
+    reference = Reference(target, "train_step", draws, 0, [])
+    reference.eager.restore()
+    tensors = {
+        **reference.eager.model.state_dict(),
+        "target": target.model.first.weight,
+    }
     before = {name: x.clone() for name, x in tensors.items()}
-    moved = verifier._moved(1, 4)
+    moved = reference.moved(1, 4)
     assert moved.tries == 4
     assert moved.of_gradients > 0
     assert moved.length(ALL) > 0
@@ -263,8 +268,7 @@ def test_how_cublas_adds_up_is_as_it_was() -> None:
 def moved_by(target: Target) -> dict[str, float]:
     """What rounding moves each gradient of a first step by, relative to itself."""
     draws = target.make_inputs(4), target.make_inputs(4)
-    verifier = Verifier(target, "train_step", draws, 0, [])
-    moved = verifier._moved(0, 4)
+    moved = Reference(target, "train_step", draws, 0, []).moved(0, 4)
     assert moved is not None
     return {
         path: float((leaf.together[0] / leaf.together[1]).sqrt())
@@ -540,17 +544,18 @@ def test_an_optimizer_that_cannot_be_rounded_otherwise_is_judged_by_a_wider_tole
 
 def test_the_state_after_the_checks_is_the_one_that_eager_has_kept() -> None:
     target = mlp()
-    verifier = Verifier(
+    reference = Reference(
         target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, []
     )
-    kept = copy.deepcopy(verifier.eager.kept)
+    kept = copy.deepcopy(reference.eager.kept)
     side = make_side(
-        target, "train_step", verifier._batches[0], CompileConfig("aot_eager")
+        target, "train_step", reference.batches[0], CompileConfig("aot_eager")
     )
-    verifier.first_calls(side, verifier.seeded_call(side, 0))
-    verifier.last_call(side)
-    verifier.eager.restore()
-    verifier.eager.keep()
-    assert kept.values.keys() == verifier.eager.kept.values.keys()
+    subject = called(reference, side)
+    first_calls(reference, subject)
+    last_call(reference, subject)
+    reference.eager.restore()
+    reference.eager.keep()
+    assert kept.values.keys() == reference.eager.kept.values.keys()
     for name, ours in kept.values.items():
-        assert torch.equal(ours, verifier.eager.kept.values[name])
+        assert torch.equal(ours, reference.eager.kept.values[name])

@@ -20,11 +20,15 @@ from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.verify.verifier import (
-    Verifier,
-    compare_with_eagers_draws,
-    demand_draws_by_seed,
+from autocompile.trial.verify.checks import (
+    Subject,
+    draws,
+    eagers_draws,
+    first_calls,
+    last_call,
+    weights,
 )
+from autocompile.trial.verify.reference import Reference
 
 Lie = Callable[[Side], None]
 PHASES = ("forward", "optimizer_step", "train_step")
@@ -79,33 +83,39 @@ def judged(
     """What a trial does, but for the clock."""
     if isinstance(config, str):
         config = CompileConfig(backend=config)
-    draws: list[Any] = [None, None]
+    inputs: list[Any] = [None, None]
     if phase != "optimizer_step":
         for draw in (0, 1):
             seed_everything(1000 * (draw + 1))
-            draws[draw] = target.make_inputs(4)
+            inputs[draw] = target.inputs(phase, 4)
     notes: list[str] = []
-    verifier = Verifier(target, phase, (draws[0], draws[1]), 0, notes)
-    verifier.eager.run()  # as the memory measurement does
+    reference = Reference(target, phase, (inputs[0], inputs[1]), 0, notes)
+    reference.eager.run()  # as the memory measurement does
     telemetry.reset_dynamo(config.backend)
-    compiled = make_side(target, phase, draws[0], config)
+    compiled = make_side(target, phase, inputs[0], config)
     if lie is not None:
         lie(compiled)
-    with verifier.comparable_random_numbers(compiled):
-        verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
-        demand_draws_by_seed(verifier, compiled)
-        live = verifier.weights(compiled)
+    with reference.comparable_random_numbers(compiled):
+        subject = called(reference, compiled, notes)
+        first_calls(reference, subject)
+        draws(reference, subject)
+        live = weights(reference, subject)
         compiled.keep()
-        for side in (verifier.eager, compiled, compiled, verifier.eager):
+        for side in (reference.eager, compiled, compiled, reference.eager):
             side.restore()
             side.run()
             side.run()
         if while_timed is not None:
             while_timed(compiled)
-        verifier.last_call(compiled)
+        last_call(reference, subject)
     graphs = telemetry.dynamo_facts()["graphs"]
-    compare_with_eagers_draws(verifier, compiled, config)
+    eagers_draws(reference, subject)
     return Verdict(notes, live, graphs)
+
+
+def called(reference: Reference, side: Side, notes: list[str] | None = None) -> Subject:
+    """A side that has made its first call."""
+    return Subject(side, reference.call(side, 0), [] if notes is None else notes)
 
 
 def refused(*args: Any, **kwargs: Any) -> tuple[Outcome, str]:
@@ -214,12 +224,12 @@ def test_a_forward_without_random_numbers_keeps_inductor_as_it_is() -> None:
     target = a_target(dropping, batch(4, 8))
     seen = []
     for phase in ("forward", "train_step"):
-        verifier = Verifier(
+        reference = Reference(
             target, phase, (target.make_inputs(4), target.make_inputs(4)), 0, []
         )
         for backend in ("aot_eager", "inductor"):
             side = make_side(target, phase, None, CompileConfig(backend=backend))
-            with verifier.comparable_random_numbers(side):
+            with reference.comparable_random_numbers(side):
                 seen.append(torch._inductor.config.fallback_random)
     assert seen == [False, False, True, False]
 
@@ -354,7 +364,7 @@ def test_what_cuda_graphs_overwrite_by_contract_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "autocompile.trial.verify.verifier.uses_cuda_graphs", lambda _: True
+        "autocompile.trial.verify.checks.uses_cuda_graphs", lambda _: True
     )
     notes = judged(a_target(mlp, batch(4, 8)), lie=overwriting).notes
     said = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
 from autocompile.store.recorded_calls import MOST, RecordedCalls
-from autocompile.trial.verify.outputs import tensors_by_path
+from autocompile.trial.trees import rebuilt, tensors_by_path
 
 
 class Calls(tuple[Any, ...]):
@@ -137,7 +137,7 @@ def other_values(first: Calls, other: Calls) -> Calls:
         mixed = x.detach().reshape(-1)[order].reshape(x.shape)
         return mixed.requires_grad_(x.requires_grad)
 
-    mixed: Calls = pytree.tree_map(shuffled, first)
+    mixed: Calls = rebuilt(first, shuffled)
     return mixed
 
 
@@ -195,14 +195,14 @@ def between(calls: Sequence[Any]) -> Any | None:
     paths = {id(x): path for path, x in tensors[largest].items()}
 
     def shortened(x: Any) -> Any:
-        if (path := paths.get(id(x))) is None:
+        if not isinstance(x, torch.Tensor):
             return x
-        made = x.detach()
-        for axis, size in shorter.get(path, ()):
-            made = made.narrow(axis, 0, size)
-        return made.clone().requires_grad_(x.requires_grad)
+        part = x.detach()
+        for axis, size in shorter.get(paths.get(id(x), ""), ()):
+            part = part.narrow(axis, 0, size)
+        return part.clone().requires_grad_(x.requires_grad)
 
-    return pytree.tree_map(shortened, calls[largest])
+    return rebuilt(calls[largest], shortened)
 
 
 def _dims(tensors: Mapping[Any, torch.Tensor]) -> dict[Any, int]:

@@ -20,13 +20,8 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.model.own_step import optimizers_made
 from autocompile.trial.model.target import Target, call_model
-from autocompile.trial.verify.outputs import (
-    View,
-    copies,
-    copy_view,
-    is_writable,
-    pieces,
-)
+from autocompile.trial.trees import copies, copy_tree, is_writable, pieces
+from autocompile.trial.verify.outputs import View
 
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
 _PERTURBATION = 0.1
@@ -84,7 +79,7 @@ class Side:
             if (
                 not self.is_timed
             ):  # copied, since the next call of a CUDA graph overwrites it
-                results.append(copy_view({"": result})[""])
+                results.append(copy_tree(result))
         return results
 
     @property
@@ -244,20 +239,6 @@ def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def _has_one(x: torch.Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested and x.numel() > 0
-
-
-def copy_inputs(tree: Any) -> Any:
-    """Copies of the tensors; a tensor that occurs twice is copied once."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copied(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        if id(x) not in copies:
-            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-        return copies[id(x)]
-
-    return pytree.tree_map(copied, tree)
 
 
 def random_states() -> list[bytes]:

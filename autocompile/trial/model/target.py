@@ -12,12 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
 from autocompile.trial.model.calls import Arguments, Calls
-from autocompile.trial.verify.outputs import result_tensors
+from autocompile.trial.trees import rebuilt, result_tensors
 
 _Inputs = Callable[[int | None], Any]
 
@@ -173,10 +172,9 @@ class Target:
                 made = dict(made)
 
         def moved(x: Any) -> Any:
-            is_mapping = isinstance(x, Mapping) and hasattr(x, "to")  # as a tokenizer's
-            return x.to(self.device) if is_mapping or isinstance(x, torch.Tensor) else x
+            return x.to(self.device) if isinstance(x, torch.Tensor) else x
 
-        return pytree.tree_map(moved, made)
+        return rebuilt(made, moved)
 
     def to(self, device: torch.device) -> None:
         self.device = device

@@ -6,8 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from autocompile.estimate.intervals import median
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import CallKind, Measurement, Outcome, Record
@@ -17,9 +15,9 @@ from autocompile.trial.measure.timing import Timer, each_call
 from autocompile.trial.model.calls import Calls, between, in_words, kinds, shape_of
 from autocompile.trial.model.sides import Side
 from autocompile.trial.tasks.session import Entrant, Session
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.checks import between as check_at_size
+from autocompile.trial.verify.checks import new_weights, schedule
 
-_FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
 _LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 
 # When it has compiled --------------------------------------------------------------------------
@@ -59,21 +57,6 @@ def seconds_of_kinds(
     return sorted(found, key=lambda kind: -kind.calls), of_shape
 
 
-def check_between(
-    verifier: Verifier, side: Side, workload: Any, record: Record
-) -> None:
-    """A program for several sizes must be right at one that no call has had, too.
-
-    It may compile once more, so nothing is timed after it.
-    """
-    is_one_size = side.is_eager or side.config.dynamic is False
-    if not isinstance(workload, Calls) or is_one_size:
-        return
-    inputs = between(workload)
-    if inputs is not None and (why := verifier.at_another_size(side, inputs)):
-        record.notes.append(f"at a size between those of the calls, eager fails: {why}")
-
-
 def check_new_weights(
     session: Session, entrant: Entrant, measurement: Measurement
 ) -> None:
@@ -81,11 +64,13 @@ def check_new_weights(
 
     New ones are a compile or a new session there: one refresh shows what several do.
     """
-    record, side, request = entrant.record, entrant.side, session.request
+    record, request = entrant.record, session.request
     # Where nothing changes the weights, the seconds of a refresh decide nothing.
     counts = request.calls_per_update is not None
     with session.channel.exclusive() if counts else contextlib.nullcontext():
-        is_live, took_s = entrant.verifier.new_weights(side, session.timer.synchronize)
+        is_live, took_s = new_weights(
+            session.reference, entrant.subject, session.timer.synchronize
+        )
     record.weights_live = is_live
     record.refresh_s = max(0.0, took_s - measurement.compiled_pass_s)
     record.calls_per_update = request.calls_per_update
@@ -110,8 +95,9 @@ def look_closer(session: Session, entrant: Entrant) -> None:
     if device.type != "cpu" or not hides:
         record.peak_memory_bytes = _peak_memory(side, phase, device)
     if not config.is_eager:
-        with entrant.verifier.comparable_random_numbers(side):
-            _look_at_schedules(entrant)
+        with session.reference.comparable_random_numbers(side):
+            _look_at_schedules(session, entrant)
+            _look_between(session, entrant)
 
 
 def _peak_memory(side: Side, name: str, device: Any) -> int:
@@ -133,70 +119,24 @@ def _peak_memory(side: Side, name: str, device: Any) -> int:
     return footprint.peak_bytes(side.run, held, device, graphs=not side.is_eager)
 
 
-def _look_at_schedules(entrant: Entrant) -> None:
+def _look_at_schedules(session: Session, entrant: Entrant) -> None:
     """Whether a schedule of learning rates compiles a step again, if that takes no long time."""
     record, side = entrant.record, entrant.side
     is_short = (record.compile_s or 0.0) < _LONGEST_COMPILE_S
     if is_short or side.config.guards != "all":
-        try_schedule(entrant.verifier, side, record.notes)
+        schedule(session.reference, entrant.subject)
     elif side.optimizers:
         what = "whether a learning-rate schedule recompiles this step was not tried"
         record.notes.append(f"{what}: it takes {record.compile_s:.0f} s to compile")
 
 
-def try_schedule(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
-    """Change the learning rate on both sides, step, and compare; then put everything back.
+def _look_between(session: Session, entrant: Entrant) -> None:
+    """Whether a program for several sizes is right at one that no call has had, too.
 
-    Dynamo guards on a learning rate that is a Python number, and a setting may drop guards: then
-    the step must still follow the rate. Where it compiles again for it, a note says so. Nothing is
-    timed after it: what it compiles stays in Dynamo's cache.
+    These inputs are made up: what goes wrong with them must not cost the figures.
     """
-    eager = verifier.eager
-    groups = [
-        g for s in (eager, compiled) for o in s.optimizers for g in o.param_groups
-    ]
-    if verifier.compares_updates or not groups:
+    workload = session.workload
+    if not isinstance(workload, Calls) or entrant.side.config.dynamic is False:
         return
-    if not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
-        return
-    rates = [float(g["lr"]) for g in groups]
-    eager.restore()
-    kept, before = eager.kept, telemetry.dynamo_facts()["graphs"]
-    try:
-        _set_rates(groups, [rate * _FACTOR for rate in rates])
-        eager.keep()
-        compiled.adopt(eager)
-        verifier.seeded_call(compiled, 1)
-
-        def again() -> Side:
-            eager.restore()
-            return eager
-
-        problem = verifier.step_problem(eager, compiled, again)
-    finally:
-        _set_rates(groups, rates)
-        eager.kept = kept
-        eager.restore()
-        compiled.adopt(eager)
-    if problem:
-        what = f"the step does not follow the learning rate: {problem}"
-        raise Failed(Outcome.WRONG_OUTPUT, what)
-    if telemetry.dynamo_facts()["graphs"] > before:
-        kind, rate = (
-            type(compiled.optimizers[0]),
-            compiled.optimizers[0].param_groups[0]["lr"],
-        )
-        advice = f"; pass the rate as a tensor, e.g. {kind.__name__}(params, lr=torch.tensor({rate}))"
-        is_tensor = isinstance(rate, torch.Tensor)
-        notes.append(
-            "a learning-rate schedule recompiles this step" + advice * (not is_tensor)
-        )
-
-
-def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
-    """Like torch's schedulers: fill a tensor, replace a number."""
-    for group, rate in zip(groups, rates, strict=True):
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    if (inputs := between(workload)) is not None:
+        check_at_size(session.reference, entrant.subject, inputs)

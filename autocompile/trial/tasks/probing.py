@@ -40,13 +40,13 @@ from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
+from autocompile.trial.trees import tensors_by_path
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import (
     View,
     copy_view,
     has_number,
     has_tensor,
-    tensors_by_path,
     without,
 )
 

@@ -43,13 +43,15 @@ from autocompile.trial.measure.timing import (
     side_by_side,
     timer_of,
 )
-from autocompile.trial.model.sides import Side, copy_inputs, make_side
+from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.tasks.apart import own_code
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import cost_of_giving_back, inputs_of, load, timed
+from autocompile.trial.trees import copy_inputs
+from autocompile.trial.verify.checks import Subject
 from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.precision import demand_close
-from autocompile.trial.verify.verifier import Verifier
+from autocompile.trial.verify.reference import Reference
 
 _ENTRIES = 64  # of code compiled for one function: each side of a race adds some
 
@@ -59,17 +61,19 @@ class Entrant:
     """A setting that has made its first call; ``record`` is its result.
 
     Attributes:
-        first: the output of that call.
-        verifier: compares this side with the reference, which all entrants share.
+        subject: what checks know of its side.
         clock: seconds of the calls that may compile.
     """
 
     asked: Asked
     record: Record
-    side: Side
-    first: Any
-    verifier: Verifier
+    subject: Subject
     clock: FirstCalls
+
+    @property
+    def side(self) -> Side:
+        """The compiled side."""
+        return self.subject.side
 
     @property
     def has_ended(self) -> bool:
@@ -119,7 +123,7 @@ class Session:
             phase = self.request.phase
             self.given_back = cost_of_giving_back(self.target, phase, self.inputs())
         keep_freed_memory()
-        self.verifier = Verifier(
+        self.reference = Reference(
             self.target,
             self.request.phase,
             (self.workload, self.inputs(draw=1)),
@@ -129,13 +133,12 @@ class Session:
             precision=config.eager_reference,
             is_whole=config.scope == "step",
         )
-        self.reference = self.verifier.eager
-        self.baseline = self.reference
+        self.baseline = self.reference.eager
         if config.eager_reference != EAGER:
-            self.baseline = self.verifier.another_side()
-            output = self.verifier.seeded_call(self.baseline, 0)
+            self.baseline = self.reference.another_side()
+            output = self.reference.call(self.baseline, 0)
             unchanged = copy_view(self.baseline.view(output))
-            changed, check = self.verifier.expected, self.verifier.check
+            changed, check = self.reference.expected[0], self.reference.check
             self.notes.append(demand_close(changed, unchanged, check, header.tolerance))
 
     def inputs(self, draw: int = 0) -> Any:
@@ -189,14 +192,13 @@ class Session:
             notes += self.notes
             if self.given_back:
                 record.detail["given_back"] = self.given_back
-        verifier = self.verifier.for_another(notes)
         with self.apart(record):
             side = self._made(asked)
             clock = FirstCalls(side, self.timer, lambda: self.channel.waited_s)
             # What is applied as in a user's process compiles at its first call.
-            with verifier.comparable_random_numbers(side):
-                first = verifier.seeded_call(side, 0)
-        entrant = Entrant(asked, record, side, first, verifier, clock)
+            with self.reference.comparable_random_numbers(side):
+                first = self.reference.call(side, 0)
+        entrant = Entrant(asked, record, Subject(side, first, notes), clock)
         self.entrants.append(entrant)
         return entrant
 
@@ -273,8 +275,8 @@ class Session:
         if phase.is_own:
             side.run()  # its step was made anew, so that CUDA graphs are to be recorded
         if phase.is_own or phase.steps:
-            side.kept = self.reference.kept
-        elif side is not self.reference:
+            side.kept = self.reference.eager.kept
+        elif side is not self.reference.eager:
             side.keep()
 
     @contextlib.contextmanager

@@ -17,16 +17,19 @@ from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.tasks.closer import (
-    check_between,
     check_new_weights,
     look_closer,
     prove_compiled,
     seconds_of_kinds,
 )
 from autocompile.trial.tasks.session import Entrant, Session
-from autocompile.trial.verify.verifier import (
-    compare_with_eagers_draws,
-    demand_draws_by_seed,
+from autocompile.trial.verify.checks import (
+    draws,
+    eagers_draws,
+    first_calls,
+    last_call,
+    weights,
+    whole_pass,
 )
 
 
@@ -59,24 +62,24 @@ def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
 
 def check_first_calls(session: Session, entrant: Entrant) -> None:
     """Compare the first calls with the reference's, and see that something has compiled."""
-    verifier, side, record = entrant.verifier, entrant.side, entrant.record
+    reference, subject, record = session.reference, entrant.subject, entrant.record
     with (
-        verifier.comparable_random_numbers(side),
+        reference.comparable_random_numbers(subject.side),
         session.apart(record),
         session.exclusive_on_cpu(),
     ):
         session.channel.step(Step.VERIFY)
-        verifier.first_calls(side, entrant.first)
-        verifier.make_pass(side)
+        first_calls(reference, subject)
+        whole_pass(reference, subject)
         entrant.clock.stop()
         if session.request.checks == "again":
             return
-        if not side.is_eager:
+        if not subject.side.is_eager:
             prove_compiled(record, session.home)
-        demand_draws_by_seed(verifier, side)
-        if not side.config.bakes_weights:
+        draws(reference, subject)
+        if not subject.side.config.bakes_weights:
             before = telemetry.compilations()
-            live = verifier.weights(side)
+            live = weights(reference, subject)
             # What was compiled for the check says nothing of the program that is timed.
             record.weights_live = live if telemetry.compilations() == before else None
 
@@ -104,21 +107,19 @@ def check_last_calls(
     session: Session, entrant: Entrant, measurement: Measurement
 ) -> None:
     """Compare a call after the timing; only what is right then has a measurement."""
-    verifier, side, record = entrant.verifier, entrant.side, entrant.record
+    reference, side, record = session.reference, entrant.side, entrant.record
     session.channel.step(Step.VERIFY)
-    with verifier.comparable_random_numbers(side), session.exclusive_on_cpu():
-        verifier.last_call(side)
-        if session.request.checks == "all":
-            check_between(verifier, side, session.workload, record)
-            if side.config.bakes_weights:
-                check_new_weights(session, entrant, measurement)
+    with reference.comparable_random_numbers(side), session.exclusive_on_cpu():
+        last_call(reference, entrant.subject)
+        if session.request.checks == "all" and side.config.bakes_weights:
+            check_new_weights(session, entrant, measurement)
     record.measurement, record.outcome, record.step = measurement, Outcome.OK, Step.EXIT
 
 
 def check_at_leisure(session: Session, entrant: Entrant, result: TrialResult) -> None:
     """Look closer at what is measured already, while other trials go on."""
-    verifier, side = entrant.verifier, entrant.side
-    if not verifier.draws_otherwise(side):  # else it is not verified yet
+    reference = session.reference
+    if not reference.draws_otherwise(entrant.side):  # else it is not verified yet
         session.channel.measured(result)
     try:
         look_closer(session, entrant)
@@ -127,4 +128,4 @@ def check_at_leisure(session: Session, entrant: Entrant, result: TrialResult) ->
     except Exception as error:
         traceback.print_exc()
         entrant.record.notes.append(f"after its measurement: {first_words(error)}")
-    compare_with_eagers_draws(verifier, side, side.config)
+    eagers_draws(reference, entrant.subject)

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from autocompile.trial.verify.outputs import View, flatten, without
+from autocompile.trial.trees import flatten
+from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.slices import Apart, apart, as_real, chances, names_of
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.

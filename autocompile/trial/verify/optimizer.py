@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from autocompile.trial.model.sides import Side
+from autocompile.trial.trees import copies
 from autocompile.trial.verify.compare import TRIES, UNKNOWN, explained, numbers
-from autocompile.trial.verify.outputs import copies
 from autocompile.trial.verify.slices import Apart, apart, names_of
 
 # Of the length of an update. Fused Adam and AdamW differ from the loop by 4e-7 in float32 and by

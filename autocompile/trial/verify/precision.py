@@ -7,8 +7,9 @@ from typing import Any
 
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
+from autocompile.trial.trees import tensors_by_path
 from autocompile.trial.verify.compare import mismatch_scale
-from autocompile.trial.verify.outputs import View, refusal, tensors_by_path
+from autocompile.trial.verify.outputs import View, refusal
 
 
 def demand_close(

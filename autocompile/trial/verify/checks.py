@@ -1,0 +1,576 @@
+"""The checks of one side against the reference, in the order in which a trial makes them.
+
+What is covered:
+
+- ``first_calls``: the first three calls, with the same seeds, on two batches in turns: results,
+  inputs and buffers that a call changes, how results lie in memory, and results that a later call
+  overwrites; of a step that trains, loss, gradients and buffers from eager's state, and apart from
+  them what the optimizer makes of the same gradients;
+- ``draws``: a side's own random numbers follow the seed;
+- ``weights``, or ``new_weights`` of a side that holds them as constants: new weights, set in place
+  and by ``load_state_dict``: the output has to follow them;
+- ``last_call``: one call after the timing;
+- ``between``: a size between those of the calls of a workload;
+- ``schedule``: another learning rate;
+- ``eagers_draws``: the setting is compiled once more to draw eager's random numbers.
+
+Each raises :class:`Failed` where a side is wrong. A difference of values is wrong where it is more
+than rounding (``compare.py``).
+
+What is not covered: other shapes, errors that appear after more calls, whether random numbers have
+the right distribution, gradients of inputs, state of an optimizer that no step of the check uses,
+and an error as small as eager's own noise or rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autocompile.errors import first_words
+from autocompile.runtime.compiling import uses_cuda_graphs
+from autocompile.settings.phases import TRAIN_STEP
+from autocompile.store.record import Outcome
+from autocompile.trial.failures import Failed
+from autocompile.trial.measure import telemetry
+from autocompile.trial.model.calls import Calls
+from autocompile.trial.model.sides import Side, make_side, perturb
+from autocompile.trial.model.target import seed_everything
+from autocompile.trial.trees import copy_inputs, rebuilt, tensors_by_path
+from autocompile.trial.verify.compare import (
+    TRIES,
+    compare,
+    differences,
+    largest,
+    mismatch_scale,
+)
+from autocompile.trial.verify.layout import (
+    layout_of,
+    memory_that_is_shared,
+    other_layout,
+)
+from autocompile.trial.verify.optimizer import (
+    Gradients,
+    gradients_of,
+    step_problem,
+    step_with,
+)
+from autocompile.trial.verify.outputs import LastResults, View, copy_view, without
+from autocompile.trial.verify.reference import (
+    CHANGES,
+    MOST_NOISE,
+    Reference,
+    drawing_as_eager,
+    note_unknown,
+)
+from autocompile.trial.verify.rounding import RoundOtherwise
+
+# Seeds that are tried: few draws, as of stochastic depth, may be the same for some.
+_SEEDS = 20
+_MOST_S = 10.0  # for all of them
+_VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
+_OVERWRITES = (
+    "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+)
+_FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
+# Of a model that is copied to the CPU to see whether made-up inputs fit: more takes too long.
+_MOST_ON_CPU = 2**30
+
+
+@dataclass
+class Subject:
+    """A side that is checked.
+
+    Attributes:
+        first: the output of its first call, which was call 0 of the reference.
+        notes: gets sentences for the user.
+        accepted: error by path that counts as none: eager's noise, or that of the first calls.
+    """
+
+    side: Side
+    first: Any
+    notes: list[str]
+    accepted: dict[str, float] = field(default_factory=dict)
+    _repeats: View = field(default_factory=dict)  # with draws of its own, for one seed
+
+    def restless(self) -> set[str]:
+        """Paths of the values that differ between calls regardless of the weights."""
+        return {path for path, error in self.accepted.items() if error > MOST_NOISE}
+
+    def note(self, words: str) -> None:
+        """Say something once."""
+        if words not in self.notes:
+            self.notes.append(words)
+
+
+# The first calls ----------------------------------------------------------------------------------
+
+
+def first_calls(reference: Reference, subject: Subject) -> None:
+    """Compare the first three calls with eager's; the first was made by the caller."""
+    side = subject.side
+    subject.accepted = dict(reference.noise)
+    if not side.is_eager and (why := reference.why_incomparable()):
+        raise Failed(Outcome.WRONG_OUTPUT, why)
+    if reference.phase.steps:
+        _first_steps(reference, subject)
+        return
+    for index, got, lost in reference.first_views(side, subject.first):
+        when = f"call {index + 1}"
+        _demand_kept(reference, subject, lost, when)
+        if not index:
+            _demand_layout(reference, subject, got)
+        if reference.draws_otherwise(side):
+            continue
+        want = reference.expected[index]
+        _demand(reference, subject, got, want, when, index)
+        subject.accepted = largest(subject.accepted, differences(want, got))
+
+
+def _first_steps(reference: Reference, subject: Subject) -> None:
+    """Compare the first steps: passes from one state, and steps with the same gradients."""
+    side, is_comparable = subject.side, not reference.draws_otherwise(subject.side)
+    first = side.view(subject.first)
+    _demand_layout(reference, subject, first)
+    if is_comparable:
+        want = reference.expected[0]
+        _demand(reference, subject, first, want, "call 1", 0)
+        subject.accepted = largest(subject.accepted, differences(want, first))
+    last = LastResults(first)
+    del first
+    reference.forget_changes()
+    if reference.name == TRAIN_STEP:
+        # Each of its steps makes its own.
+        reference.eager.model.zero_grad(set_to_none=True)
+    if not reference.compares_updates:
+        lost = _first_updates(reference, subject, last)
+    else:
+        reference.call(side, 1)
+        lost = last.overwritten()
+    _demand_kept(reference, subject, lost, "call 2")
+    last_index = max(2, len(reference.batches) - 1)
+    for index in range(1, last_index + 1) if is_comparable else ():
+        want, got = _from_eagers_state(reference, subject, index, f"call {index + 2}")
+        subject.accepted = largest(subject.accepted, differences(want, got))
+    reference.kept()
+
+
+def _first_updates(
+    reference: Reference, subject: Subject, last: LastResults
+) -> list[str]:
+    """Check what the optimizer made of the gradients of the first two calls.
+
+    Returns the paths of results of the first that the second has overwritten.
+    """
+    side, fresh = subject.side, reference.another_eager()
+    given: list[Gradients] = []  # on the CPU, since they are seldom asked for
+
+    def again() -> Side:
+        made = reference.another_eager()
+        for gradients in given:
+            step_with(made, gradients)
+        return made
+
+    _demand_step(reference, subject, fresh, "call 1", again)
+    before = gradients_of(side).items()
+    given.append({name: None if g is None else g.cpu() for name, g in before})
+    reference.call(side, 1)
+    lost = last.overwritten()
+    _demand_step(reference, subject, fresh, "call 2", again)
+    return lost
+
+
+def whole_pass(reference: Reference, subject: Subject) -> None:
+    """Make all calls of a pass once, in order, so that timed ones find what it compiles."""
+    if isinstance(reference.workload, Calls):
+        subject.side.inputs = copy_inputs(reference.workload)
+        subject.side.run()
+
+
+# After the first calls, once for each setting -----------------------------------------------------
+
+
+def draws(reference: Reference, subject: Subject) -> None:
+    """Check that own draws repeat with a seed and differ with another; the rest equals eager's."""
+    side = subject.side
+    if not reference.draws_otherwise(side):
+        return
+    _demand_repeats(reference, subject, "when the same seed is set again")
+    began = time.monotonic()
+    want = without(reference.from_kept(reference.eager), *CHANGES)
+    got = without(reference.from_kept(side), *CHANGES)
+    restless, differ, follows = set[str](), 0, False
+    for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
+        if time.monotonic() - began > _MOST_S:
+            break
+        ours = differences(
+            want, without(reference.from_kept(reference.eager, call), *CHANGES)
+        )
+        theirs = differences(got, without(reference.from_kept(side, call), *CHANGES))
+        restless |= {path for path, apart in ours.items() if apart}
+        differ += any(ours.values())
+        follows = follows or any(theirs.values())
+    else:
+        if not follows and differ > _SEEDS / 2:
+            what = "its results are the same whatever the seed, where eager's differ"
+            raise Failed(Outcome.WRONG_OUTPUT, f"{what} (random numbers)")
+        when = "but for random numbers"
+        _demand(reference, subject, got, want, when, None, restless)
+    reference.eager.restore()
+
+
+def _demand_repeats(reference: Reference, subject: Subject, when: str) -> None:
+    """Check that a side with its own draws repeats its results with the same seed."""
+    subject._repeats = subject._repeats or reference.from_kept(subject.side)
+    got = reference.from_kept(subject.side)
+    # As closely as eager does: nothing else is known of what moves them.
+    problem = compare(
+        subject._repeats, got, noise=subject.accepted, moved=lambda tries: None
+    )
+    if problem:
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+
+def weights(reference: Reference, subject: Subject) -> bool | None:
+    """Check that new weights take effect, set in place and by ``load_state_dict``.
+
+    Returns True; None if this cannot be checked: the phase is not a forward pass, or the output
+    hardly depends on the weights.
+    """
+    if reference.phase.steps:
+        return None
+    side, restless = subject.side, subject.restless()
+    draws_otherwise = reference.draws_otherwise(side)
+    before = reference.from_kept(reference.eager)
+    own_before = reference.from_kept(side) if draws_otherwise else before
+    with reference.with_other_weights() as state:
+        perturb(side.model, reference.seed)
+        want, changed = reference.from_kept(reference.eager), reference.from_kept(side)
+        is_visible = _is_visible(reference, subject, before, want)
+        what = "an in-place update of the weights"
+        if is_visible and not draws_otherwise:
+            _demand_live(reference, subject, changed, want, before, what)
+        elif is_visible and not compare(own_before, changed, restless=restless):
+            raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
+    side.model.load_state_dict(state)
+    got = reference.from_kept(side)
+    if not is_visible:
+        return None
+    # A side with its own draws must return to its own earlier output.
+    want, old = (own_before, changed) if draws_otherwise else (before, want)
+    _demand_live(reference, subject, got, want, old, "load_state_dict")
+    return True
+
+
+def new_weights(
+    reference: Reference, subject: Subject, synchronize: Callable[[], None]
+) -> tuple[bool | None, float]:
+    """Load new weights into a side that holds them as constants, once, for good.
+
+    Returns whether its output follows, as :func:`weights`, and the seconds of the call.
+    """
+    side, before = subject.side, reference.from_kept(reference.eager)
+    with reference.with_other_weights():
+        side.model.load_state_dict(reference.eager.model.state_dict())
+        want = reference.from_kept(reference.eager)
+        side.begin_anew(reference.eager)
+        synchronize()
+        began = time.perf_counter()
+        output = reference.call(side, 0)
+        synchronize()
+        took_s = time.perf_counter() - began
+        is_visible = _is_visible(reference, subject, before, want)
+        if not is_visible or reference.draws_otherwise(side):
+            return None, took_s
+        got = copy_view(side.view(output))
+        _demand_live(reference, subject, got, want, before, "load_state_dict")
+        return True, took_s
+
+
+def _is_visible(
+    reference: Reference, subject: Subject, before: View, want: View
+) -> bool:
+    """Whether new weights change eager's output by more than errors that are accepted."""
+    known = 10 * _largest_below(MOST_NOISE, reference.noise)
+    if reference.check or reference.tolerance is not None:
+        # The user may accept larger errors, which must not be taken for stale weights.
+        known = max(known, 3 * _largest_below(MOST_NOISE, subject.accepted))
+    return mismatch_scale(before, want, subject.restless()) > max(_VISIBLE, known)
+
+
+def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
+    return max((error for error in errors.values() if error <= limit), default=0.0)
+
+
+def _demand_live(
+    reference: Reference,
+    subject: Subject,
+    got: View,
+    want: View,
+    old: View,
+    what: str,
+) -> None:
+    """Raise ``stale_weights`` where a view is nearer to the old one than to that of new weights."""
+    index = None if reference.draws_otherwise(subject.side) else 0
+    restless = subject.restless()
+    # Without the user's tolerance, which may be too wide to tell old from new.
+    moved = reference.rounding(index, subject.notes)
+    noise = reference.noise
+    if compare(want, got, noise=noise, moved=moved, restless=restless) is None:
+        return
+    if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
+        raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
+    _demand(reference, subject, got, want, f"after {what}", index, restless)
+
+
+# After the timing ---------------------------------------------------------------------------------
+
+
+def last_call(reference: Reference, subject: Subject) -> None:
+    """Compare one call after the timing."""
+    side, when = subject.side, "after the timing"
+    if reference.draws_otherwise(side):
+        _demand_repeats(reference, subject, when)
+        side.begin_anew(reference.eager)
+        got = side.view(reference.call(side, 1))
+    else:
+        _, got = _from_eagers_state(reference, subject, 1, when)
+    if reference.phase.steps:
+        eager = reference.kept()
+        if not reference.compares_updates:
+            _demand_step(reference, subject, eager, when, reference.kept)
+        reference.kept()
+    last = LastResults(got)
+    reference.call(side, 0)
+    lost = last.overwritten()
+    _demand_kept(reference, subject, lost, "a call after the timing")
+
+
+# When its figures are known -----------------------------------------------------------------------
+
+
+def between(reference: Reference, subject: Subject, inputs: Any) -> None:
+    """Compare a call with inputs of another size, which are made up from those of others.
+
+    Not where they may not fit each other, as indices into what was shortened do not: on a GPU a
+    wrong index ends the process.
+    """
+    side = subject.side
+    size = "at a size between those of the calls"
+    if why := _why_unfit(reference, inputs):
+        subject.note(f"{size}, nothing is compared: {why}")
+        return
+    with reference.with_inputs(inputs):
+        try:
+            reference.call(reference.kept(), 0)
+        except Exception as error:
+            subject.note(f"{size}, eager fails: {first_words(error)}")
+            return
+        if not reference.draws_otherwise(side):
+            _from_eagers_state(reference, subject, 0, size)
+
+
+def _why_unfit(reference: Reference, inputs: Any) -> str:
+    """Why eager does not take inputs on the CPU, where a wrong index is an error, or empty."""
+    target = reference.target
+    if target.device.type == "cpu" or _indexes_nothing(inputs):
+        return ""
+    model = target.model_of(reference.name)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    if size > _MOST_ON_CPU:
+        return "the model is too large to try such inputs on the CPU first"
+    cpu = torch.device("cpu")
+
+    def moved(x: Any) -> Any:
+        return x.to(cpu) if isinstance(x, torch.Tensor) else x
+
+    try:
+        here = dataclasses.replace(
+            target, model=copy.deepcopy(model).to(cpu), device=cpu
+        )
+        here = dataclasses.replace(here, inference_model=None, training_model=None)
+        side = make_side(here, reference.name, rebuilt(inputs, moved))
+        seed_everything(reference.seed)
+        side.run()
+    except Exception as error:
+        return f"eager fails on the CPU: {first_words(error)}"
+    return ""
+
+
+def _indexes_nothing(inputs: Any) -> bool:
+    """Whether no integer of the inputs could point outside one of their axes."""
+    tensors = tensors_by_path(inputs).values()
+    least = min((n for x in tensors for n in x.shape), default=0)
+    whole = [x for x in tensors if not x.is_floating_point() and not x.is_complex()]
+    return all(int(x.max()) < least for x in whole if x.numel() and x.dtype is not torch.bool)
+
+
+def schedule(reference: Reference, subject: Subject) -> None:
+    """Change the learning rate on both sides, step, and compare; then put everything back.
+
+    Dynamo guards on a learning rate that is a Python number, and a setting may drop guards: then
+    the step must still follow the rate. Where it compiles again for it, a note says so. Nothing is
+    timed after it: what it compiles stays in Dynamo's cache.
+    """
+    eager, side = reference.eager, subject.side
+    optimizers = [*eager.optimizers, *side.optimizers]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if reference.compares_updates or not groups:
+        return
+    if not all(isinstance(g.get("lr"), (float, torch.Tensor)) for g in groups):
+        return
+    rates = [float(group["lr"]) for group in groups]
+    eager.restore()
+    kept, before = eager.kept, telemetry.dynamo_facts()["graphs"]
+
+    def again() -> Side:
+        eager.restore()
+        return eager
+
+    try:
+        _set_rates(groups, [rate * _FACTOR for rate in rates])
+        eager.keep()
+        side.adopt(eager)
+        reference.call(side, 1)
+        problem = _step_problem(reference, subject, eager, again)
+    finally:
+        _set_rates(groups, rates)
+        eager.kept = kept
+        eager.restore()
+        side.adopt(eager)
+    if problem:
+        what = f"the step does not follow the learning rate: {problem}"
+        raise Failed(Outcome.WRONG_OUTPUT, what)
+    if telemetry.dynamo_facts()["graphs"] > before:
+        subject.note(_recompiles_for(side.optimizers[0]))
+
+
+def _recompiles_for(optimizer: Any) -> str:
+    """That a schedule recompiles a step, and what to write where the rate is a number."""
+    kind, rate = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
+    words = "a learning-rate schedule recompiles this step"
+    if isinstance(rate, torch.Tensor):
+        return words
+    how = f"{kind}(params, lr=torch.tensor({rate}))"
+    return f"{words}; pass the rate as a tensor, e.g. {how}"
+
+
+def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
+    """Like torch's schedulers: fill a tensor, replace a number."""
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def eagers_draws(reference: Reference, subject: Subject) -> None:
+    """Compile the setting again so that it draws like eager, and compare it with eager.
+
+    Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
+    """
+    if not reference.draws_otherwise(subject.side):
+        return
+    config = subject.side.config
+    telemetry.reset_dynamo(config.backend)
+    with drawing_as_eager():
+        side = reference.another_side(config)
+        twin = Subject(side, reference.call(side, 0), subject.notes)
+        first_calls(reference, twin)
+        weights(reference, twin)
+
+
+# What checks share --------------------------------------------------------------------------------
+
+
+def _demand(
+    reference: Reference,
+    subject: Subject,
+    got: View,
+    want: View,
+    when: str,
+    index: int | None,
+    restless: Collection[str] = (),
+) -> None:
+    """Compare a view with eager's of the call ``index``; without one nothing is rounding."""
+    problem = reference.refusal(want, got) or compare(
+        want,
+        got,
+        noise=reference.noise,
+        moved=reference.rounding(index, subject.notes),
+        tolerance=reference.tolerance,
+        skip=("outputs",) if reference.check else (),
+        restless=restless,
+    )
+    if problem:
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+
+def _from_eagers_state(
+    reference: Reference, subject: Subject, index: int, when: str
+) -> tuple[View, View]:
+    """Compare a call from the state that eager has kept; returns both views."""
+    want, side = reference.view(index), subject.side
+    side.begin_anew(reference.eager)
+    got = side.view(reference.call(side, index))
+    _demand(reference, subject, got, want, when, index)
+    return want, got
+
+
+def _demand_step(
+    reference: Reference,
+    subject: Subject,
+    eager: Side,
+    when: str,
+    again: Callable[[], Side],
+) -> None:
+    """Check what the optimizer made of its gradients.
+
+    ``eager`` has the state before the step, and ``again`` gives a side that has it once more.
+    """
+    if problem := _step_problem(reference, subject, eager, again):
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+
+def _step_problem(
+    reference: Reference, subject: Subject, eager: Side, again: Callable[[], Side]
+) -> str | None:
+    def tries(gradients: Gradients) -> Iterator[Side]:
+        for number in range(TRIES[-1]):
+            try:
+                side = again()
+                with RoundOtherwise(reference.seed + number):
+                    step_with(side, gradients)
+            except Exception as error:
+                note_unknown(first_words(error), subject.notes)
+                return
+            yield side
+
+    return step_problem(eager, subject.side, tries)
+
+
+def _demand_kept(
+    reference: Reference, subject: Subject, lost: list[str], by: str
+) -> None:
+    """Check that results are unchanged, unless eager or CUDA graphs overwrite them."""
+    paths = [path for path in lost if path not in reference.overwrites]
+    if paths and not uses_cuda_graphs(subject.side.config):
+        what = f"{paths[0]} was overwritten by the next call ({by})"
+        raise Failed(Outcome.WRONG_OUTPUT, what)
+    if paths:
+        subject.note(_OVERWRITES)
+
+
+def _demand_layout(reference: Reference, subject: Subject, view: View) -> None:
+    """Check that results share no memory that eager's do not; say where they lie otherwise."""
+    layout = layout_of(view)
+    if problem := memory_that_is_shared(reference.layout, layout):
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (call 1)")
+    for words in other_layout(reference.layout, layout):
+        subject.note(words)

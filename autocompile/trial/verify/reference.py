@@ -1,0 +1,387 @@
+"""The reference: what eager mode gives for the calls that are compared, and what rounding moves.
+
+Eager is run twice before anything is compiled; where the two differ, that is its own noise. What
+rounding moves is found out when a check first asks. One process has one reference, which all
+settings that it tries share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from autocompile.errors import TargetError, first_words
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import STEP, phase_of
+from autocompile.trial.model.calls import Calls, each_call
+from autocompile.trial.model.sides import Side, make_side, perturb, random_states
+from autocompile.trial.model.target import Target, seed_everything
+from autocompile.trial.trees import copies, copy_inputs
+from autocompile.trial.verify import compared
+from autocompile.trial.verify.compare import (
+    Movement,
+    Moving,
+    differences,
+    largest,
+    mismatch_scale,
+)
+from autocompile.trial.verify.layout import Layout, layout_of
+from autocompile.trial.verify.outputs import (
+    LastResults,
+    View,
+    copy_view,
+    has_nan,
+    has_number,
+    has_tensor,
+    opaque_types,
+    refusal,
+    without,
+)
+from autocompile.trial.verify.rounding import RoundOtherwise
+
+MOST_NOISE = 0.05  # if eager differs from itself by more, nothing is compared with it
+# Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
+FIRST_CALLS = 3
+# Of the length of all gradients: where rounding moves them by more, only their lengths say much.
+_MOST_ROUNDING = 0.5
+CHANGES = ("gradients", "updates")  # parts of a view that are as large as the model
+
+
+class Reference:
+    """Eager mode, run twice.
+
+    Args:
+        batches: two, with different values; call ``n`` uses batch ``n % 2``, and ``seed + n``.
+        notes: gets sentences for the user.
+        tolerance: the user's, for outputs.
+        precision: eager mode with a setting's precision, which the setting must agree with.
+        is_whole: that is of the whole step, as the setting's scope is.
+
+    Attributes:
+        eager: the eager side; its kept state is what later calls start from.
+        batches: the inputs that are compared, which may be fewer than those of a pass.
+        expected: eager's views of the first calls; of a step without gradients after the first.
+        layout: how the results of the first call lie in memory.
+        overwrites: paths of results that eager's own next call overwrites.
+        noise: the relative difference between two equal eager runs, by path.
+        is_random: its results depend on random numbers.
+        check: the user's ``check``, if it compares the outputs.
+        compares_updates: of a user's own step what it makes of the parameters is compared, since
+            its gradients do not tell what its optimizer does.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        phase: str,
+        batches: tuple[Any, Any],
+        seed: int,
+        notes: list[str],
+        tolerance: float | None = None,
+        precision: CompileConfig = EAGER,
+        is_whole: bool = False,
+    ) -> None:
+        self.target, self.seed = target, seed
+        self.name, self.phase = phase, phase_of(phase)
+        self.workload, self.tolerance = batches[0], tolerance
+        self._precision, self._is_whole = precision, is_whole
+        self.batches = compared.calls_of(self.phase, *batches)
+        self.compares_updates = False
+        if phase == STEP and not compared.follows_gradients(self):
+            self.compares_updates = True
+            self.batches = compared.periods(self, notes)
+        self.overwrites: set[str] = set()
+        self.eager = self.another_side(precision)
+        self.expected = self._observe(self.eager)
+        self.check = target.check if "outputs" in self.expected[0] else None
+        if self.check and isinstance(self.batches[0], Calls):
+            self.check = each_call(self.check)
+        self.noise: dict[str, float] = {}
+        for first, second in self._pairs():
+            self.noise = largest(self.noise, differences(first, second))
+            self._demand_that_check_accepts(first, second)
+        self.is_random = self._depends_on_seed()
+        self._movements: dict[int, Movement] = {}  # by call
+        self._why_unknown = ""
+        notes += self._about_eager()
+        if self.phase.steps:  # later steps are made again from the kept state
+            del self.expected[1:]
+
+    # Sides and calls -------------------------------------------------------------------------------
+
+    def another_side(self, config: CompileConfig = EAGER) -> Side:
+        """A side that has made no call."""
+        model = self.target.fresh_model(self.name, shares_parameters=config.is_eager)
+        whole = self._is_whole
+        return make_side(self.target, self.name, self.batches[0], config, model, whole)
+
+    def another_eager(self) -> Side:
+        """An eager side at the precision of the reference that has made no call."""
+        return self.another_side(self._precision)
+
+    def call(self, side: Side, index: int) -> Any:
+        """Make call number ``index`` with its seed and its inputs."""
+        # A copy, since a model may change its inputs in place.
+        side.inputs = copy_inputs(self.batches[index % len(self.batches)])
+        if self.compares_updates:
+            side.before = copies([*side.parameters.values()])
+        seed_everything(self.seed + index)
+        return side.run()
+
+    def first_views(
+        self, side: Side, output: Any
+    ) -> Iterator[tuple[int, View, list[str]]]:
+        """Make the calls after the first one, which has given ``output``.
+
+        Yields the number of each call, its view and the paths of outputs that it has overwritten.
+        """
+        last: LastResults | None = None
+        for index in range(FIRST_CALLS):
+            output = self.call(side, index) if index else output
+            lost = last.overwritten() if last else []
+            view = side.view(output)
+            last = LastResults(view)
+            yield index, view, lost
+
+    def from_kept(self, side: Side, index: int = 0) -> View:
+        """A copy of a side's view of a call from the state that eager has kept."""
+        side.begin_anew(self.eager)
+        return copy_view(side.view(self.call(side, index)))
+
+    def view(self, index: int = 0) -> View:
+        """Eager's view of a call from its kept state; gradients of a step are its own tensors."""
+        self.eager.begin_anew(self.eager)
+        view = self.eager.view(self.call(self.eager, index))
+        not_copied = CHANGES if self.phase.steps else ()
+        return {**view, **copy_view(without(view, *not_copied))}
+
+    def kept(self) -> Side:
+        """The eager side in its kept state."""
+        self.eager.begin_anew(self.eager)
+        return self.eager
+
+    @contextlib.contextmanager
+    def with_inputs(self, inputs: Any) -> Iterator[None]:
+        """Context in which every call has other inputs, such as those of another size."""
+        batches, movements = self.batches, self._movements
+        # A step is compared call by call, a forward pass with the results of several calls.
+        wrapped = Calls((inputs,)) if isinstance(batches[0], Calls) else inputs
+        self.batches, self._movements = (wrapped,), {}
+        try:
+            yield
+        finally:
+            self.batches, self._movements = batches, movements
+            self.kept()
+
+    @contextlib.contextmanager
+    def with_other_weights(self) -> Iterator[dict[str, Any]]:
+        """Context in which eager, and the target that may share them, have other weights.
+
+        Gives the state dict that it has before and after.
+        """
+        model, kept = self.eager.model, self.eager.kept
+        state = model.state_dict()
+        tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
+        state.update(zip(tensors, copies([*tensors.values()]), strict=True))
+        try:
+            perturb(model, self.seed)
+            self.eager.keep()  # calls start from its new buffers too
+            yield state
+        finally:
+            model.load_state_dict(state)
+            self.eager.kept = kept
+            self.kept()
+
+    # Rounding --------------------------------------------------------------------------------------
+
+    def rounding(self, index: int | None, notes: list[str]) -> Moving:
+        """What rounding moves in a call, for :func:`compare`; what it finds out goes to ``notes``.
+
+        Without a call nothing is rounding.
+        """
+        if index is None:
+            return lambda tries: Movement()
+        return partial(self._moved_and_noted, index, notes)
+
+    def _moved_and_noted(
+        self, index: int, notes: list[str], tries: int
+    ) -> Movement | None:
+        moved = self.moved(index, tries)
+        if moved is None:
+            note_unknown(self._why_unknown, notes)
+        elif (share := moved.of_gradients) > _MOST_ROUNDING:
+            words = "of most only the lengths can be compared"
+            if not any(words in note for note in notes):
+                notes.append(
+                    f"rounding alone moves the gradients by {share:.0%} of themselves in eager's "
+                    f"precision, so {words}"
+                )
+        return moved
+
+    def moved(self, index: int, tries: int) -> Movement | None:
+        """How far eager's results of a call move where its operations are rounded otherwise.
+
+        None if it cannot be. Where no random numbers are drawn, calls with the same inputs are the
+        same call.
+        """
+        number = index if self.is_random else index % len(self.batches)
+        movement = self._movements.setdefault(number, Movement())
+        try:
+            if not self._why_unknown and movement.tries < tries:
+                self._try(number, tries, movement)
+        except Exception as error:
+            self._why_unknown = first_words(error)
+        self.kept()
+        return None if self._why_unknown else movement
+
+    def _try(self, index: int, tries: int, movement: Movement) -> None:
+        want = copy_view(self.view(index))
+        for number in range(movement.tries, tries):
+            eager = self.kept()
+            # What the user has compiled would be compiled again under the mode, and skipped later.
+            stance = torch.compiler.set_stance("force_eager")
+            with stance, RoundOtherwise(self.seed + number):
+                output = self.call(eager, index)
+            movement.add(want, eager.view(output))
+
+    # Random numbers --------------------------------------------------------------------------------
+
+    def draws_otherwise(self, side: Side) -> bool:
+        """Whether a side's values depend on random numbers that differ from eager's."""
+        is_inductors = side.config.entry.by_inductor
+        return self.is_random and is_inductors and not _inductor().fallback_random
+
+    def comparable_random_numbers(
+        self, side: Side
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which a side without its own draws draws eager's random numbers."""
+        asks = self.is_random and not self.draws_otherwise(side)
+        return drawing_as_eager() if asks else contextlib.nullcontext()
+
+    def _depends_on_seed(self) -> bool:
+        """Whether eager's results depend on random numbers, from its kept state."""
+        before = random_states()
+        self.eager.run()
+        drawn = before != random_states()
+        self.kept()
+        if not drawn:
+            return False
+        views = [self.from_kept(self.eager, index) for index in (0, 2)]
+        self.kept()
+        return mismatch_scale(*views) > max(1e-6, 10 * self.most_noise)
+
+    # What is known of eager ------------------------------------------------------------------------
+
+    @property
+    def most_noise(self) -> float:
+        """The largest relative difference between two equal eager runs."""
+        return max(self.noise.values(), default=0.0)
+
+    def refusal(self, want: View, got: View) -> str | None:
+        """Why the user's ``check`` rejects a view; None without one."""
+        if not self.check:
+            return None
+        return refusal(self.check, want["outputs"], got["outputs"])
+
+    def why_incomparable(self) -> str:
+        """Why nothing can be compared with eager, or an empty string."""
+        has_any = has_number if self.phase.is_own else has_tensor
+        is_empty = not self.phase.steps and not any(map(has_any, self.expected))
+        if is_empty and not self.check:
+            return "the phase returns no tensor, so nothing can be compared"
+        free = ("['outputs']",) if self.check else ()
+        steady = (e for path, e in self.noise.items() if not path.startswith(free))
+        if (unsteady := max(steady, default=0.0)) <= MOST_NOISE:
+            return ""
+        return (
+            f"eager differs from itself by {unsteady:.1g}, so nothing can be compared with it "
+            "(what a call changes is put back in buffers and attributes of modules, and get_step() "
+            "is called anew)"
+        )
+
+    def forget_changes(self) -> None:
+        """Free the gradients of the first step, which are as large as the model."""
+        # A side that draws like eager is compared with them once more.
+        if not self.is_random:
+            self.expected = [without(view, *CHANGES) for view in self.expected]
+
+    def _observe(self, side: Side) -> list[View]:
+        views: list[View] = []
+        for index, view, lost in self.first_views(side, self.call(side, 0)):
+            self.overwrites.update(lost)
+            if not index:
+                self.layout: Layout = layout_of(view)
+            # Of later steps nothing is compared: they are made again from the kept state.
+            is_later = self.phase.steps and index
+            views.append(copy_view(without(view, *CHANGES) if is_later else view))
+        return views
+
+    def _pairs(self) -> Iterator[tuple[View, View]]:
+        """Eager's views of calls in two runs, for its noise; keeps the state for later calls."""
+        if not self.phase.steps:
+            new = self._observe(self.another_eager())
+            yield from zip(self.expected, new, strict=True)
+            self.eager.keep()
+            yield self.from_kept(self.eager), self.from_kept(self.eager)
+            return
+        self.eager.keep()
+        again = self.another_eager()
+        yield self.expected[0], again.view(self.call(again, 0))
+        del again
+        for index in (1, 2):
+            yield self.from_kept(self.eager, index), self.view(index)
+        self.kept()
+
+    def _demand_that_check_accepts(self, first: View, second: View) -> None:
+        if problem := self.refusal(first, second):
+            raise TargetError(
+                "the target's check() rejects a second run of eager mode",
+                problem,
+                "check(expected, actual) gets the outputs of the same call",
+            )
+
+    def _about_eager(self) -> Iterator[str]:
+        """Sentences for the user on how settings are compared."""
+        if self.check:
+            yield "outputs are compared by the target's check()"
+        for kind in sorted(opaque_types(self.expected[0])):
+            yield f"the outputs hold {kind}, of which only the type is compared"
+        if self.tolerance is not None:
+            yield f"outputs may be off by {self.tolerance:g} (the requested tolerance)"
+        if self.most_noise > 0:
+            yield f"eager differs from itself by {self.most_noise:.1g}; tolerances allow for it"
+        if any(has_nan(view) for view in self.expected):
+            yield "eager's output holds NaN; compiled may hold it in the same places"
+        if self.is_random:
+            yield (
+                "this phase draws random numbers: it is compared with eager under Inductor's "
+                "fallback_random, which draws the same numbers"
+            )
+
+
+def note_unknown(why: str, notes: list[str]) -> None:
+    """Say once that nothing tells rounding from errors, and why."""
+    note = (
+        "how far rounding moves the results is not known, since eager cannot be rounded otherwise "
+        f"here ({why}), so errors of up to ten times the tolerance (5 % of a gradient) are taken "
+        "for it"
+    )
+    if note not in notes:
+        notes.append(note)
+
+
+def _inductor() -> Any:
+    return importlib.import_module("torch._inductor.config")
+
+
+def drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
+    """Context in which Inductor compiles and runs code that draws eager's random numbers."""
+    context: contextlib.AbstractContextManager[Any] = _inductor().patch(
+        fallback_random=True
+    )
+    return context
