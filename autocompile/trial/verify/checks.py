@@ -408,7 +408,9 @@ def _indexes_nothing(inputs: Any) -> bool:
     tensors = tensors_by_path(inputs).values()
     least = min((n for x in tensors for n in x.shape), default=0)
     whole = [x for x in tensors if not x.is_floating_point() and not x.is_complex()]
-    return all(int(x.max()) < least for x in whole if x.numel() and x.dtype is not torch.bool)
+    return all(
+        int(x.max()) < least for x in whole if x.numel() and x.dtype is not torch.bool
+    )
 
 
 def schedule(reference: Reference, subject: Subject) -> None:

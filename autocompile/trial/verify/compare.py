@@ -286,15 +286,20 @@ def _unknown(leaf: _Leaf, noise: float) -> str | None:
     return _off(leaf, limit) if bool((leaf.far.error > limit).any()) else None
 
 
+def worst_slice(error: torch.Tensor, limit: torch.Tensor) -> int:
+    """Which slice is wrong: 0, the whole, unless one is much further beyond its limit."""
+    beyond = (error / limit).nan_to_num(0.0)
+    worst = int(beyond.argmax())
+    is_whole = bool(beyond[0] > 1) and bool(beyond[worst] < _MUCH * beyond[0])
+    return 0 if is_whole else worst
+
+
 def _off(leaf: _Leaf, limit: torch.Tensor) -> str:
     """How far a leaf is off, or one slice of it that is much further off than the whole."""
     if leaf.words:
         return f"{leaf.path} is {leaf.words}"
     error, size = leaf.far.error, leaf.far.scale
-    beyond = (error / limit).nan_to_num(0.0)
-    worst = int(beyond.argmax())
-    if float(beyond[0]) > 1 and float(beyond[worst]) < _MUCH * float(beyond[0]):
-        worst = 0
+    worst = worst_slice(error, limit)
     place = [*names_of(leaf.want)][worst]
     unit = float(size[worst]) or 1.0
     why = f"relative RMS; tolerance {leaf.tolerance:.0e}"

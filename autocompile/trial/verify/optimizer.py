@@ -19,7 +19,13 @@ import torch
 
 from autocompile.trial.model.sides import Side
 from autocompile.trial.trees import copies
-from autocompile.trial.verify.compare import TRIES, UNKNOWN, explained, numbers
+from autocompile.trial.verify.compare import (
+    TRIES,
+    UNKNOWN,
+    explained,
+    numbers,
+    worst_slice,
+)
 from autocompile.trial.verify.slices import Apart, apart, names_of
 
 # Of the length of an update. Fused Adam and AdamW differ from the loop by 4e-7 in float32 and by
@@ -74,7 +80,7 @@ class _Update:
         if not bool(self.off.error[0].isfinite()):
             where = "infinite where eager does not, or the reverse"
             return f"the optimizer makes {self.name} {where}"
-        worst = 0 if bool(excess[0] > 0) else int((self.off.error / limit).argmax())
+        worst = worst_slice(self.off.error, limit)
         place = [*names_of(self.right)][worst]
         name = self.name + (place and f" at {place}")
         off, moved = float(self.off.error[worst]), float(self.moved.error[worst])
