@@ -27,8 +27,8 @@ from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import Side, make_side, perturb
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.trees import flatten
-from autocompile.trial.verify import checks
+from autocompile.trial.values import flatten
+from autocompile.trial.verify import side_checks as checks
 from autocompile.trial.verify.compare import TRIES
 from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.reference import Reference

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autocompile.settings.config import CompileConfig
 from autocompile.trial.model.sides import make_side, perturb
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.trees import flatten, rebuilt
+from autocompile.trial.values import flatten, rebuilt
 from autocompile.trial.verify.compare import Movement, Moving, compare
 from autocompile.trial.verify.outputs import View, copy_view
 from autocompile.trial.verify.reference import Reference

@@ -45,15 +45,15 @@ from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
 from autocompile.trial.model.sides import make_side  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
-from autocompile.trial.verify.checks import (  # noqa: E402
+from autocompile.trial.verify.outputs import copy_view  # noqa: E402
+from autocompile.trial.verify.reference import Reference  # noqa: E402
+from autocompile.trial.verify.side_checks import (  # noqa: E402
     Subject,
     first_calls,
     last_call,
     schedule,
     weights,
 )
-from autocompile.trial.verify.outputs import copy_view  # noqa: E402
-from autocompile.trial.verify.reference import Reference  # noqa: E402
 
 AOT = CompileConfig("aot_eager")
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)

@@ -15,9 +15,9 @@ from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.model.sides import Side, make_side
-from autocompile.trial.verify import checks
-from autocompile.trial.verify.checks import eagers_draws
+from autocompile.trial.verify import side_checks as checks
 from autocompile.trial.verify.reference import Reference
+from autocompile.trial.verify.side_checks import eagers_draws
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 

@@ -19,11 +19,11 @@ from torch import nn
 
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
-from autocompile.trial import trees
+from autocompile.trial import values as trees
 from autocompile.trial.model.calls import Calls, between
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target
-from autocompile.trial.verify import checks
+from autocompile.trial.verify import side_checks as checks
 from autocompile.trial.verify.reference import Reference
 
 Change = Callable[[torch.Tensor], Any]

@@ -23,8 +23,8 @@ from autocompile.trial.measure import telemetry
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks import session
-from autocompile.trial.verify.checks import first_calls, schedule
 from autocompile.trial.verify.reference import Reference
+from autocompile.trial.verify.side_checks import first_calls, schedule
 
 Make = Callable[[Any], optim.Optimizer]
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")

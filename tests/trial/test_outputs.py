@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.trees import flatten
+from autocompile.trial.values import flatten
 from autocompile.trial.verify.compare import compare, mismatch_scale
 from autocompile.trial.verify.outputs import (
     LastResults,

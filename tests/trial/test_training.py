@@ -22,10 +22,10 @@ from autocompile.store.record import Outcome
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target
 from autocompile.trial.verify import rounding
-from autocompile.trial.verify.checks import first_calls, last_call
 from autocompile.trial.verify.compare import ALL
 from autocompile.trial.verify.reference import Reference
 from autocompile.trial.verify.rounding import RoundOtherwise
+from autocompile.trial.verify.side_checks import first_calls, last_call
 
 Lie = Callable[[Side], None]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,7 +20,8 @@ from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.verify.checks import (
+from autocompile.trial.verify.reference import Reference
+from autocompile.trial.verify.side_checks import (
     Subject,
     draws,
     eagers_draws,
@@ -28,7 +29,6 @@ from autocompile.trial.verify.checks import (
     last_call,
     weights,
 )
-from autocompile.trial.verify.reference import Reference
 
 Lie = Callable[[Side], None]
 PHASES = ("forward", "optimizer_step", "train_step")
@@ -364,7 +364,7 @@ def test_what_cuda_graphs_overwrite_by_contract_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "autocompile.trial.verify.checks.uses_cuda_graphs", lambda _: True
+        "autocompile.trial.verify.side_checks.uses_cuda_graphs", lambda _: True
     )
     notes = judged(a_target(mlp, batch(4, 8)), lie=overwriting).notes
     said = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"

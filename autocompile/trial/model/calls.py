@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
 from autocompile.store.recorded_calls import MOST, RecordedCalls
-from autocompile.trial.trees import rebuilt, tensors_by_path
+from autocompile.trial.values import rebuilt, tensors_by_path
 
 
 class Calls(tuple[Any, ...]):

@@ -20,7 +20,7 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.model.own_step import optimizers_made
 from autocompile.trial.model.target import Target, call_model
-from autocompile.trial.trees import copies, copy_tree, is_writable, pieces
+from autocompile.trial.values import copies, copy_tree, is_writable, pieces
 from autocompile.trial.verify.outputs import View
 
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.

@@ -16,7 +16,7 @@ import torch
 from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
 from autocompile.trial.model.calls import Arguments, Calls
-from autocompile.trial.trees import rebuilt, result_tensors
+from autocompile.trial.values import rebuilt, result_tensors
 
 _Inputs = Callable[[int | None], Any]
 

@@ -15,8 +15,8 @@ from autocompile.trial.measure.timing import Timer, each_call
 from autocompile.trial.model.calls import Calls, between, in_words, kinds, shape_of
 from autocompile.trial.model.sides import Side
 from autocompile.trial.tasks.session import Entrant, Session
-from autocompile.trial.verify.checks import between as check_at_size
-from autocompile.trial.verify.checks import new_weights, schedule
+from autocompile.trial.verify.side_checks import between as check_at_size
+from autocompile.trial.verify.side_checks import new_weights, schedule
 
 _LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 

@@ -40,7 +40,7 @@ from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
-from autocompile.trial.trees import tensors_by_path
+from autocompile.trial.values import tensors_by_path
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import (
     View,

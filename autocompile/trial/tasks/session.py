@@ -47,11 +47,11 @@ from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.tasks.apart import own_code
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import cost_of_giving_back, inputs_of, load, timed
-from autocompile.trial.trees import copy_inputs
-from autocompile.trial.verify.checks import Subject
+from autocompile.trial.values import copy_inputs
 from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.precision import demand_close
 from autocompile.trial.verify.reference import Reference
+from autocompile.trial.verify.side_checks import Subject
 
 _ENTRIES = 64  # of code compiled for one function: each side of a race adds some
 
@@ -132,6 +132,7 @@ class Session:
             tolerance=header.tolerance,
             precision=config.eager_reference,
             is_whole=config.scope == "step",
+            is_shared=len(self.request.sides) > 1,
         )
         self.baseline = self.reference.eager
         if config.eager_reference != EAGER:

@@ -23,7 +23,7 @@ from autocompile.trial.tasks.closer import (
     seconds_of_kinds,
 )
 from autocompile.trial.tasks.session import Entrant, Session
-from autocompile.trial.verify.checks import (
+from autocompile.trial.verify.side_checks import (
     draws,
     eagers_draws,
     first_calls,

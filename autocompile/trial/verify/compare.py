@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from autocompile.trial.trees import flatten
+from autocompile.trial.values import flatten
 from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.slices import Apart, apart, as_real, chances, names_of
 

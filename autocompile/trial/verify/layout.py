@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autocompile.trial.trees import tensors_by_path
+from autocompile.trial.values import tensors_by_path
 from autocompile.trial.verify.outputs import View
 
 _RESULTS = ("['outputs']", "['loss']")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from autocompile.trial.model.sides import Side
-from autocompile.trial.trees import copies
+from autocompile.trial.values import copies
 from autocompile.trial.verify.compare import (
     TRIES,
     UNKNOWN,

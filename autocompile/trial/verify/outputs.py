@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autocompile.trial.trees import TypeName, copy_tree, flatten
+from autocompile.trial.values import TypeName, copy_tree, flatten
 
 _LONGEST = 300  # characters of the error message of a user's check()
 

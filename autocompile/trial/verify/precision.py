@@ -7,7 +7,7 @@ from typing import Any
 
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
-from autocompile.trial.trees import tensors_by_path
+from autocompile.trial.values import tensors_by_path
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, refusal
 

@@ -21,7 +21,7 @@ from autocompile.settings.phases import STEP, phase_of
 from autocompile.trial.model.calls import Calls, each_call
 from autocompile.trial.model.sides import Side, make_side, perturb, random_states
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.trees import copies, copy_inputs
+from autocompile.trial.values import copies, copy_inputs
 from autocompile.trial.verify import compared
 from autocompile.trial.verify.compare import (
     Movement,
@@ -61,6 +61,7 @@ class Reference:
         tolerance: the user's, for outputs.
         precision: eager mode with a setting's precision, which the setting must agree with.
         is_whole: that is of the whole step, as the setting's scope is.
+        is_shared: several settings are compared with it.
 
     Attributes:
         eager: the eager side; its kept state is what later calls start from.
@@ -85,11 +86,13 @@ class Reference:
         tolerance: float | None = None,
         precision: CompileConfig = EAGER,
         is_whole: bool = False,
+        is_shared: bool = False,
     ) -> None:
         self.target, self.seed = target, seed
         self.name, self.phase = phase, phase_of(phase)
         self.workload, self.tolerance = batches[0], tolerance
         self._precision, self._is_whole = precision, is_whole
+        self._is_shared = is_shared
         self.batches = compared.calls_of(self.phase, *batches)
         self.compares_updates = False
         if phase == STEP and not compared.follows_gradients(self):
@@ -305,9 +308,9 @@ class Reference:
         )
 
     def forget_changes(self) -> None:
-        """Free the gradients of the first step, which are as large as the model."""
-        # A side that draws like eager is compared with them once more.
-        if not self.is_random:
+        """Free the gradients of the first step, which are as large as the model, for good."""
+        # Another side is compared with them, too, or the same once more when it draws like eager.
+        if not (self.is_random or self._is_shared):
             self.expected = [without(view, *CHANGES) for view in self.expected]
 
     def _observe(self, side: Side) -> list[View]:

@@ -42,7 +42,7 @@ from autocompile.trial.measure import telemetry
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.model.sides import Side, make_side, perturb
 from autocompile.trial.model.target import seed_everything
-from autocompile.trial.trees import copy_inputs, rebuilt, tensors_by_path
+from autocompile.trial.values import copy_inputs, rebuilt, tensors_by_path
 from autocompile.trial.verify.compare import (
     TRIES,
     compare,
