@@ -46,9 +46,8 @@ from autocompile.trial.model.sides import make_side  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
-from autocompile.trial.verify.reference import Reference  # noqa: E402
+from autocompile.trial.verify.reference import Reference, Subject  # noqa: E402
 from autocompile.trial.verify.side_checks import (  # noqa: E402
-    Subject,
     first_calls,
     last_call,
     schedule,

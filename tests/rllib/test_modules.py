@@ -41,9 +41,8 @@ from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import inputs_of
-from autocompile.trial.verify.reference import Reference
+from autocompile.trial.verify.reference import Reference, Subject
 from autocompile.trial.verify.side_checks import (
-    Subject,
     first_calls,
     last_call,
     weights,

@@ -20,9 +20,8 @@ from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.verify.reference import Reference
+from autocompile.trial.verify.reference import Reference, Subject
 from autocompile.trial.verify.side_checks import (
-    Subject,
     draws,
     eagers_draws,
     first_calls,

@@ -50,8 +50,7 @@ from autocompile.trial.tasks.steps import cost_of_giving_back, inputs_of, load, 
 from autocompile.trial.values import copy_inputs
 from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.precision import demand_close
-from autocompile.trial.verify.reference import Reference
-from autocompile.trial.verify.side_checks import Subject
+from autocompile.trial.verify.reference import Reference, Subject
 
 _ENTRIES = 64  # of code compiled for one function: each side of a race adds some
 

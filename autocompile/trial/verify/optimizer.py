@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from autocompile.trial.model.sides import Side
 from autocompile.trial.values import copies
 from autocompile.trial.verify.compare import (
     TRIES,
@@ -27,6 +27,9 @@ from autocompile.trial.verify.compare import (
     worst_slice,
 )
 from autocompile.trial.verify.slices import Apart, apart, names_of
+
+if TYPE_CHECKING:
+    from autocompile.trial.model.sides import Side
 
 # Of the length of an update. Fused Adam and AdamW differ from the loop by 4e-7 in float32 and by
 # 8e-3 in bfloat16, whose states are rounded too (torch 2.13, CPU); the rest is room for others.
@@ -90,7 +93,7 @@ class _Update:
         return f"with the same gradients, the step of {name} is off by {how}"
 
 
-Tries = Callable[[Gradients], Iterable[Side]]
+Tries = Callable[[Gradients], Iterable["Side"]]
 """Gives sides that have made the same step with given gradients, each rounded otherwise; fewer than
 ``TRIES`` says where eager cannot be."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -365,6 +366,32 @@ class Reference:
                 "this phase draws random numbers: it is compared with eager under Inductor's "
                 "fallback_random, which draws the same numbers"
             )
+
+
+@dataclass
+class Subject:
+    """A side that is checked.
+
+    Attributes:
+        first: the output of its first call, which was call 0 of the reference.
+        notes: gets sentences for the user.
+        accepted: error by path that counts as none: eager's noise, or that of the first calls.
+    """
+
+    side: Side
+    first: Any
+    notes: list[str]
+    accepted: dict[str, float] = field(default_factory=dict)
+    _repeats: View = field(default_factory=dict)  # with draws of its own, for one seed
+
+    def restless(self) -> set[str]:
+        """Paths of the values that differ between calls regardless of the weights."""
+        return {path for path, error in self.accepted.items() if error > MOST_NOISE}
+
+    def note(self, words: str) -> None:
+        """Say something once."""
+        if words not in self.notes:
+            self.notes.append(words)
 
 
 def note_unknown(why: str, notes: list[str]) -> None:

@@ -28,7 +28,6 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -66,6 +65,7 @@ from autocompile.trial.verify.reference import (
     CHANGES,
     MOST_NOISE,
     Reference,
+    Subject,
     drawing_as_eager,
     note_unknown,
 )
@@ -81,32 +81,6 @@ _OVERWRITES = (
 _FACTOR = 0.7  # of a learning rate: the older one is off by 40 %
 # Of a model that is copied to the CPU to see whether made-up inputs fit: more takes too long.
 _MOST_ON_CPU = 2**30
-
-
-@dataclass
-class Subject:
-    """A side that is checked.
-
-    Attributes:
-        first: the output of its first call, which was call 0 of the reference.
-        notes: gets sentences for the user.
-        accepted: error by path that counts as none: eager's noise, or that of the first calls.
-    """
-
-    side: Side
-    first: Any
-    notes: list[str]
-    accepted: dict[str, float] = field(default_factory=dict)
-    _repeats: View = field(default_factory=dict)  # with draws of its own, for one seed
-
-    def restless(self) -> set[str]:
-        """Paths of the values that differ between calls regardless of the weights."""
-        return {path for path, error in self.accepted.items() if error > MOST_NOISE}
-
-    def note(self, words: str) -> None:
-        """Say something once."""
-        if words not in self.notes:
-            self.notes.append(words)
 
 
 # The first calls ----------------------------------------------------------------------------------
