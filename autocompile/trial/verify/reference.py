@@ -158,10 +158,14 @@ class Reference:
         return copy_view(side.view(self.call(side, index)))
 
     def view(self, index: int = 0) -> View:
-        """Eager's view of a call from its kept state; gradients of a step are its own tensors."""
+        """Eager's view of a call from its kept state.
+
+        Gradients of a training step are its own tensors, which each step makes anew. Those of a
+        user's own step are copied: they are a part of the kept state, which is written to them.
+        """
         self.eager.begin_anew(self.eager)
         view = self.eager.view(self.call(self.eager, index))
-        not_copied = CHANGES if self.phase.steps else ()
+        not_copied = CHANGES if self.phase.steps and not self.phase.is_own else ()
         return {**view, **copy_view(without(view, *not_copied))}
 
     def kept(self) -> Side:
