@@ -112,6 +112,8 @@ class StationFolder:
 
     def _side(self, side: Mapping[str, Any]) -> dict[str, Any]:
         """With its cache here; what another station has compiled is compiled again."""
+        if side["cache"] is None:  # that of the process, which the job's variables name
+            return dict(side)
         cache = self.path / "cache" / Path(side["cache"]).name
         is_here = cache.is_dir()
         if not is_here:

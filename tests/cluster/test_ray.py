@@ -18,7 +18,7 @@ import pytest
 from conftest import _alive_with, assert_nothing_left
 
 import autocompile
-from autocompile.cluster import executor
+from autocompile.cluster import dispatch
 from autocompile.cluster.tune_all import OnCluster, tune_all
 from autocompile.execute.exclusive import held
 from autocompile.request import Request
@@ -196,7 +196,7 @@ def test_a_station_waits_for_a_tune_on_its_machine_and_is_named_with_it(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_node(**labelled("T4"))
-    monkeypatch.setattr(executor, "_OPEN_S", 30.0)
+    monkeypatch.setattr(dispatch, "_OPEN_S", 30.0)
     monkeypatch.setattr(tempfile, "tempdir", "T4")  # of the node
     with held("run here", print):
         found = tuned(ray=cluster.address, accelerators=("T4",), **SHORT)

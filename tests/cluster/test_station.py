@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import TARGETS
 
-from autocompile.cluster import executor
+from autocompile.cluster import dispatch
 from autocompile.cluster.links import Pipe, places_of, restored, side_by_side
 from autocompile.cluster.station import Station, StationFolder
 from autocompile.cluster.tune_all import shipment_of
@@ -148,7 +148,7 @@ def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
 def test_what_makes_stations_alike_is_what_a_probe_describes() -> None:
     described = machine.describe(torch.device("cpu"))
     of_gpus = {"driver", "power_limit_w"}
-    assert set(executor._ALIKE) - of_gpus <= described.keys()
+    assert set(dispatch._ALIKE) - of_gpus <= described.keys()
 
 
 # What is shipped ---------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from test_station import T4, node
 
 import autocompile
 from autocompile.cli.tune import _end_all
+from autocompile.cluster import tune_all as commands
 from autocompile.cluster.dispatch import Link, Message
 from autocompile.cluster.links import Place, connected, demand_head
 from autocompile.cluster.tune_all import OnCluster, tune_all
-from autocompile.commands import cluster as commands
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending
 from autocompile.request import Request as Asked
