@@ -250,7 +250,8 @@ def test_what_updates_log_is_dropped_between_blocks() -> None:
     side.keep()
     for _ in range(3):
         side.run()
-    metrics: Any = side.forget.__self__  # type: ignore[attr-defined]
+    updates: Any = side.forget.__self__  # type: ignore[attr-defined]
+    metrics = updates.learner.metrics
     assert (MODULE, "td_error") in metrics
     side.restore()
     assert (MODULE, "td_error") not in metrics

@@ -199,6 +199,7 @@ blue = CompileConfig(tint="blue")
 
 typed = CliRunner().invoke(app, ["tune", "--help"], terminal_width=200).output
 assert "--tint" in typed and "comma list of none, blue" in typed, typed
+Path("model.py").write_text("")
 wrong = CliRunner().invoke(app, ["tune", "model.py", "--tint", "red"]).exception
 assert wrong.what == "tint 'red' is none of none, blue", wrong
 kind = options.DECLARED["space.tint"].option.kind
