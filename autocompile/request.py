@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 import shlex
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autocompile.errors import AutocompileError, RunError, UsageError
 from autocompile.estimate.limits import Limits
+from autocompile.interpreters.named import found_interpreters, paths_of
 from autocompile.settings.option import (
     CALLED,
     CHOSEN,
@@ -365,8 +364,7 @@ class Request:
     @property
     def environments(self) -> dict[str, str]:
         """The path of each other interpreter, by its name."""
-        pairs = (text.partition("=") for text in self.pythons)
-        return {name: path for name, _, path in pairs}
+        return paths_of(self.pythons)
 
     @property
     def recorded(self) -> RecordedCalls | None:
@@ -436,41 +434,3 @@ def demand_options(kind: type, given: Mapping[str, Any]) -> None:
             group = {"limits": "Limits", "space": "SearchSpace"}[path[0]]
             hint = f"{path[0]}=autocompile.{group}({path[1]}=...)"
         raise UsageError(f"tune() has no option {name!r}", hint=hint)
-
-
-def found_interpreters(
-    pythons: Sequence[str], named: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
-    """Interpreters as ``NAME=PATH``, where each may be given as its path alone.
-
-    A name that is not given is that of the folder it is installed in.
-
-    Args:
-        named: interpreters that are needed, by name; one of this name that is given in
-            ``pythons`` takes its place.
-    """
-    if named is not None:
-        given = Request("", pythons=found_interpreters(pythons)).environments
-        pythons = [f"{name}={path}" for name, path in {**named, **given}.items()]
-    paths: dict[str, str] = {}
-    for text in pythons:
-        name, equals, path = text.rpartition("=")
-        place = shutil.which(path if equals else text)
-        if place is None:
-            raise UsageError(
-                f"there is no interpreter {path}, or it may not be run",
-                hint=f"--python {name}{equals}.venv/bin/python",
-            )
-        # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
-        folder = Path(place).absolute().parent
-        name = name or (
-            folder.parent.name if folder.name in ("bin", "Scripts") else folder.name
-        )
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
-        if name == "default" or name in paths:  # the tuner's own is the default one
-            raise UsageError(
-                f"two environments are called {name}",
-                hint=f"--python {name}-2={path or text}",
-            )
-        paths[name] = str(folder / Path(place).name)
-    return tuple(f"{name}={path}" for name, path in paths.items())

@@ -97,6 +97,12 @@ WINGS = {
         "gain": "commands",
         "shown": "report",
     },
+    "interpreters": {
+        "__init__": "ground",
+        "named": "ground",
+        "needed": "ground",
+        "started": "execute",
+    },
     "cluster": {
         "__init__": "cluster",
         "dispatch": "cluster",
@@ -363,6 +369,34 @@ def test_phases_are_named_in_their_table_only() -> None:
         assert not texts & (PHASES.keys() - {STEP}), (
             path
         )  # that is the name of a scope, too
+
+
+# What each wing is called, and the files outside it that may say so: its doors.
+DOORS = {
+    "rllib|RLModule|AlgorithmConfig": {
+        "settings/phases.py",  # the table says which phases are its own
+        "trial/model/load.py",  # makes targets
+        "trial/worker.py",  # runs its task
+        "export/__init__.py",
+        "export/lines.py",
+        "cli/browse.py",  # names of formats
+        "cli/checking.py",
+        "mcp.py",
+        "result.py",  # apply_to
+    },
+}
+
+
+@pytest.mark.parametrize("words", DOORS)
+def test_the_word_of_a_wing_stands_in_its_folder_and_at_its_doors(words: str) -> None:
+    (wing,) = (name for name in WINGS if name in words)
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES
+        if re.search(words, path.read_text("utf-8"), re.IGNORECASE)
+    }
+    outside = {name for name in found if not name.startswith(f"{wing}/")}
+    assert outside == DOORS[words]
 
 
 def test_no_two_modules_have_one_file_name() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from autocompile import api
 from autocompile.commands.bench import SAMPLE, bench, log_shown
 from autocompile.estimate.candidates import ONE
+from autocompile.interpreters.named import found_interpreters
 from autocompile.progress import Progress
-from autocompile.request import Request, found_interpreters
+from autocompile.request import Request
 from autocompile.result import Result
 from autocompile.settings.config import EAGER
 from autocompile.settings.searchspace import SearchSpace

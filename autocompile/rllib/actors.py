@@ -18,10 +18,10 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
 from autocompile.errors import UsageError
+from autocompile.interpreters.needed import demand_this_interpreter
 from autocompile.rllib.described import RLLIB
 from autocompile.rllib.observations import made_up_batch
 from autocompile.runtime import warm_start
-from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.applying import (
     Compiled,
     apply_to_optimizer,

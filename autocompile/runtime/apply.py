@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from autocompile.errors import UsageError
+from autocompile.interpreters.needed import demand_this_interpreter
 from autocompile.runtime import warm_start
 from autocompile.runtime.applying import apply_config, apply_to_optimizer
 from autocompile.runtime.devices import device_of
@@ -256,16 +257,6 @@ def _chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
         )
     demand_this_interpreter(tuned, phase, choice)
     return choice
-
-
-def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
-    """Raise a UsageError if a choice was measured under another interpreter."""
-    if (name := choice.config.environment) != "default":
-        path = tuned.interpreters.get(name)
-        raise UsageError(
-            f"the best setting of {phase} needs the interpreter {name}",
-            hint=f"run your program with {path}" if path else None,
-        )
 
 
 def _only_forward(tuned: Tuned) -> str:

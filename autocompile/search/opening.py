@@ -13,7 +13,7 @@ from typing import Any
 from autocompile.errors import AnotherMachine, RunError, TargetError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.job import JobFactory, locked
-from autocompile.execute.starter import demand_torch
+from autocompile.interpreters.started import demand_torch
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.request import Request

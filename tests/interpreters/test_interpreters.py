@@ -19,9 +19,9 @@ from scripts import tune
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import candidates
 from autocompile.execute.executor import Ending, Job
-from autocompile.execute.starter import demand_torch
+from autocompile.interpreters.named import found_interpreters
+from autocompile.interpreters.started import demand_torch
 from autocompile.protocol.requests import TrialRequest, read_request
-from autocompile.request import found_interpreters
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Choice, Tuned
