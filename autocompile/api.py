@@ -11,8 +11,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from autocompile.errors import NEWER, RunError, UsageError
-from autocompile.estimate.limits import Limits
+from autocompile.errors import UsageError
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
@@ -51,9 +50,8 @@ from autocompile.space.space import (
     spaces_of,
 )
 from autocompile.store import runs
-from autocompile.store.files import write_json
-from autocompile.store.reading import made
 from autocompile.store.record import Record, RunFolder
+from autocompile.store.run import Run, Searched
 from autocompile.store.targets import library_model, target_spec
 
 __all__ = ["load", "tune"]
@@ -180,16 +178,16 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
         run = _described(folder, request, probes, bench)
         spaces = parts.spaces or spaces_of(request, probes)
         # Settled once: what the search goes for first is what the answer is about.
-        settled = first_sizes(spaces, request, run["target"])
-        sizes = run.setdefault("batch_sizes", settled)
+        settled = first_sizes(spaces, request, run.target)
+        sizes = run.batch_sizes = {**settled, **run.batch_sizes}
         study = _study(request, run, spaces, sizes, bench)
         counts = {n: f"{len(s.settings)} settings" for n, s in spaces.items()}
         bench.progress.searching(counts, bench.deadlines)
         # From here on it can be resumed and shown. Whoever reads it before its end, or after
         # it was killed, sees that it has not ended and that the rest is not known.
-        run["interrupted"] = True
-        run["spaces"] = _accounts(spaces, study.records, None, {})
-        write_json(folder.run_json, run)
+        run.interrupted = True
+        run.spaces = _searched(spaces, study.records, None, {})
+        run.write(folder)
         race, interrupts = Race(study, request.limits, sizes), study.interrupts
         # From here on Ctrl-C ends what runs, and never what is written about it.
         with interrupts:
@@ -212,7 +210,7 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
 
 def _concluded(
     folder: RunFolder,
-    run: dict[str, Any],
+    run: Run,
     request: Request,
     spaces: Mapping[str, Space],
     study: Study,
@@ -220,37 +218,34 @@ def _concluded(
     bench: _Bench,
 ) -> Result:
     """Write what was found into ``run.json`` and the report."""
-    run["interrupted"] = study.interrupts.seen
+    run.interrupted = study.interrupts.seen
     rest, unseen = study.rest(), study.unseen()
     if request.only is not None:  # nothing else was to be tried
         rest, unseen = {}, {}
     is_over = rest is not None and not rest and not race.is_open
-    if is_over and not run["interrupted"]:
+    if is_over and not run.interrupted:
         bench.factory.drop_cache()  # a resumed run has no need of it
     records, facts = folder.read()
     if facts:
         bench.progress.warning("; ".join(facts))
-    run["spaces"] = _accounts(spaces, records, rest, unseen)
-    run["wall_s"] = run.get("wall_s", 0.0) + bench.deadlines.spent_s
-    write_json(folder.run_json, run)
-    return write_result(folder, run, records, request.limits)
+    run.spaces = _searched(spaces, records, rest, unseen)
+    run.wall_s += bench.deadlines.spent_s
+    run.write(folder)
+    return write_result(folder, run, records)
 
 
-def _accounts(
+def _searched(
     spaces: Mapping[str, Space],
     records: Sequence[Record],
     rest: Mapping[str, Sequence[Mapping[str, Any]]] | None,
     unseen: Mapping[str, Sequence[str]],
-) -> dict[str, dict[str, Any]]:
-    """What ``run.json`` says of each phase's settings; ``rest``: None where it is not known."""
-    return {
-        phase: {
-            **space.account(records),
-            "rest": None if rest is None else list(rest.get(phase, ())),
-            "unseen": list(unseen.get(phase, ())),
-        }
-        for phase, space in spaces.items()
-    }
+) -> dict[str, Searched]:
+    """What the search says of each phase's settings; ``rest``: None where it is not known."""
+    found = {}
+    for phase, space in spaces.items():
+        here = None if rest is None else rest.get(phase, ())
+        found[phase] = space.searched(records, here, unseen.get(phase, ()))
+    return found
 
 
 @dataclass(frozen=True)
@@ -320,30 +315,30 @@ def _described(
     request: Request,
     probes: Mapping[str, ProbeResult],
     bench: _Bench,
-) -> dict[str, Any]:
+) -> Run:
     """What ``run.json`` is to hold, with how busy the machine is now."""
     run = described(folder, request, probes)
-    run["environment"] = environment = {**run["environment"]}
+    run.environment = environment = {**run.environment}
     busy = max(bench.busy, environment.get("busy_cores", 0.0))
     if busy >= _BUSY:
         environment["busy_cores"] = busy
     if bench.busy_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
         environment["busy_gpu"] = bench.busy_gpu
-    run["request"] = request.to_dict()  # of the last time that it goes on
-    target = {"spec": request.target, **run["target"]}
+    run.request = request  # of the last time that it goes on
+    target = {"spec": request.target, **run.target}
     bench.progress.header(target, environment, str(folder.path))
     return run
 
 
 def _study(
     request: Request,
-    run: Mapping[str, Any],
+    run: Run,
     spaces: Mapping[str, Space],
     sizes: Mapping[str, int | None],
     bench: _Bench,
 ) -> Study:
     """The search through the settings of all phases."""
-    environment, target = run["environment"], run["target"]
+    environment, target = run.environment, run.target
     device = environment["device"].split(":")[0]
     has_convolutions = target.get("has_convolutions", False)
     priors = {p: prior_of(device, p, has_convolutions) for p in spaces}
@@ -397,14 +392,7 @@ def load(run: str | Path = "last") -> Result:
         RunError: no such run, or it needs a newer version.
     """
     folder = runs.find(run)
-    data = folder.read_run()
-    data["running"] = is_held(folder)
+    found = Run.read(folder)
+    found.running = is_held(folder)
     records, facts = folder.read()
-    try:
-        limits = made(Limits, data["request"].get("limits", {}), "limits")
-        return make_result(folder, data, records, limits, "; ".join(facts))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(
-            f"{folder.run_json} is damaged, or was written by a newer version: {error}",
-            hint=f"{NEWER}   (if one wrote it)",
-        ) from None
+    return make_result(folder, found, records, "; ".join(facts))

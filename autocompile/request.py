@@ -48,6 +48,7 @@ from autocompile.settings.option import (
     words,
 )
 from autocompile.settings.searchspace import SearchSpace
+from autocompile.store.reading import known as fields_of
 from autocompile.store.reading import of_fields, plain
 from autocompile.store.recorded_calls import RecordedCalls, read_calls
 from autocompile.store.targets import is_same_target
@@ -340,6 +341,18 @@ class Request:
         return found
 
     @classmethod
+    def known(cls, data: Mapping[str, Any]) -> Request:
+        """Of what :meth:`to_dict` gave in any version, as much as this one knows.
+
+        It is to be shown; to go on by it takes :meth:`from_dict`, which wants all of it.
+        A limit that is not known is an error here too, since it has chosen the answer.
+        """
+        here = fields_of(cls, data)
+        here["space"] = fields_of(SearchSpace, here.get("space") or {})
+        request: Request = of_fields(cls, here)
+        return request
+
+    @classmethod
     def decided(cls, target: str, by: Mapping[str, Any]) -> Request:
         """The request by which settings were found, as far as ``tuned.json`` keeps it."""
         if unknown := by.keys() - {*kept_names(Request, Kept.VERIFY)}:
@@ -399,18 +412,6 @@ class Request:
             if each.path[0] in names:
                 line += typed(each, each.of(self))
         return shlex.join(line)
-
-
-def kept_in(request: Mapping[str, Any], where: Kept) -> dict[str, Any]:
-    """Of a request as JSON, of any version: what is kept somewhere and not the default."""
-    usual, found = Request("").to_dict(), {}
-    for name in kept_names(Request, where):
-        value = request.get(name, usual[name])
-        if isinstance(value, Mapping):  # of a group, only what has a value
-            value = {k: v for k, v in value.items() if v not in (None, {})}
-        if value != usual[name]:
-            found[name] = value
-    return found
 
 
 def demand_options(kind: type, given: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from autocompile.errors import AutocompileError, NothingWorked
 from autocompile.estimate.intervals import Interval
-from autocompile.estimate.limits import Limits
 from autocompile.export import FORMATS, export, to_paste
 from autocompile.report.build import build_report
 from autocompile.report.page import to_html
@@ -26,6 +25,7 @@ from autocompile.store.files import write_json, write_text
 from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report
+from autocompile.store.run import Run
 
 Model = TypeVar("Model")
 
@@ -151,20 +151,12 @@ class Result:
 
 def make_result(
     folder: RunFolder,
-    run: Mapping[str, Any],
+    run: Run,
     records: list[Record],
-    limits: Limits,
     notice: str = "",
 ) -> Result:
     """The result of a run, including all possible exports."""
-    report = build_report(
-        run,
-        records,
-        run_dir=str(folder.path),
-        limits=limits,
-        interrupted=run.get("interrupted", True),
-        wall_s=run.get("wall_s", 0.0),
-    )
+    report = build_report(run, records, str(folder.path))
     with contextlib.suppress(OSError, TypeError, ValueError):
         figures = json.loads(folder.in_algorithm.read_text("utf-8"))
         read = made(Mapping[str, Mapping[str, Interval]], figures)
@@ -176,19 +168,17 @@ def make_result(
     return Result(dataclasses.replace(report, notice=notice, exports=exports), records)
 
 
-def write_result(
-    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
-) -> Result:
+def write_result(folder: RunFolder, run: Run, records: list[Record]) -> Result:
     """Make the result of a finished run and write ``report.json`` and ``report.html``."""
-    result = make_result(folder, run, records, limits)
+    result = make_result(folder, run, records)
     write_json(folder.path / "report.json", result.to_dict())
     result.write_html()
     return result
 
 
-def demand_some(result: Result, run: Mapping[str, Any]) -> None:
+def demand_some(result: Result, run: Run) -> None:
     """Raise NothingWorked if no phase of a run has a result."""
-    if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
+    if set(result.verdict.values()) != {"failed"} or run.interrupted:
         return
     first = next(iter(result.report.phases.values()))
     rows = first.failures[:1]

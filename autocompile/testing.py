@@ -29,6 +29,7 @@ from autocompile.settings.phases import FORWARD
 from autocompile.space.space import Space
 from autocompile.store import runs
 from autocompile.store.record import EXPORTED, Outcome, Record, Step
+from autocompile.store.run import Run
 
 __all__ = [
     "Clock",
@@ -310,7 +311,7 @@ class Recorded:
             RunError: no such run, or none of its trials has ended.
         """
         folder = runs.find(run)
-        data, (records, _) = folder.read_run(), folder.read()
+        found, (records, _) = Run.read(folder), folder.read()
         ended = [r for r in records if r.outcome is not Outcome.INTERRUPTED]
         trials = {Setting.of(r): _ending(r) for r in ended if r.role == "search"}
         if not trials:
@@ -325,10 +326,10 @@ class Recorded:
         # It imports, builds and calls the target once, as every trial does.
         begins = ("import", "build", "eager")
         wall_s = max(sum(r.step_s.get(s, 0.0) for s in begins) for r in ended)
-        facts = {"environment": data["environment"], "target": data["target"]}
+        facts = {"environment": found.environment, "target": found.target}
         probe = replace(probed(**facts), wall_s=wall_s)
         return cls(
-            trials, races, probe, str(data["target"].get("spec", folder.path.name))
+            trials, races, probe, str(found.target.get("spec", folder.path.name))
         )
 
     @property

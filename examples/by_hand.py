@@ -11,7 +11,6 @@ import tempfile
 
 from autocompile import progress, result
 from autocompile.estimate import decision
-from autocompile.estimate.limits import Limits
 from autocompile.execute import job, local
 from autocompile.protocol.requests import Header, Side, TimingLimits, TrialRequest
 from autocompile.request import Request
@@ -71,7 +70,7 @@ def tune(target, backends, run, executor):
         for record in in_a_child(*sides, checks="again", limits=limits):
             keep(dataclasses.replace(record, number=factory.next_number(), race=race))
     facts = opening.described(run, asked, found)
-    return result.make_result(run, facts, run.read()[0], Limits())
+    return result.make_result(run, facts, run.read()[0])
 
 
 if __name__ == "__main__":

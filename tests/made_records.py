@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from fakes import measured
@@ -10,6 +11,7 @@ from fakes import measured
 from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
+from autocompile.store import run as store
 from autocompile.store.record import Record
 
 __all__ = ["CHANNELS_LAST", "LITE", "MAX", "Run"]
@@ -65,3 +67,8 @@ class Run:
     def plain(self, speedup: float, **more: Any) -> int:
         """A trial of plain ``torch.compile()``."""
         return self.search(DEFAULT_INDUCTOR, speedup, **more)
+
+
+def run_of(about: Mapping[str, Any]) -> store.Run:
+    """What ``run.json`` holds of a run that has ended, of as much of it as matters."""
+    return store.Run.from_dict({"interrupted": False, **about})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeExecutor, probed
+from made_records import run_of
 from scripts import Listener, script, tune
 from typer.main import get_command
 
@@ -20,7 +21,7 @@ from autocompile.cli import options
 from autocompile.cli.commands import app
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.limits import Limits
-from autocompile.request import Request, kept_in
+from autocompile.request import Request
 from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.option import FLAG, Kept, declared, kept_names
 from autocompile.settings.searchspace import SearchSpace
@@ -28,6 +29,7 @@ from autocompile.settings.tuned import Tuned
 from autocompile.store.resuming import resuming
 
 EVERY = list(declared(Request))
+FACTS = {"environment": {}, "target": {}, "phases": ["forward"]}
 # A value of every option that is not its default, as it is typed.
 TYPED = {
     "phases": "forward",
@@ -171,7 +173,9 @@ def test_a_request_is_the_same_after_a_round_through_json() -> None:
 @pytest.mark.parametrize("name", [n for n in kept_names(Request, Kept.RESUME)])
 def test_the_command_that_resumes_repeats_what_is_kept_for_it(name: str) -> None:
     request = Request("net.py", **{name: VALUES[name]})
-    line = resuming({"request": request.to_dict()}, "runs/net-0001").split()
+    line = resuming(
+        run_of({**FACTS, "request": request.to_dict()}), "runs/net-0001"
+    ).split()
     (each,) = [e for e in EVERY if e.path == (name,)]
     assert each.option.flag in line
     typed = line[line.index(each.option.flag) + 1]
@@ -206,8 +210,11 @@ def test_what_is_kept_for_verify_is_in_the_settings_of_a_run(target: Path) -> No
 
 def test_only_what_differs_from_the_default_is_kept() -> None:
     assert Request("net.py").kept(Kept.RUN | Kept.SUITE | Kept.VERIFY) == {}
-    assert kept_in(Request("net.py").to_dict(), Kept.VERIFY) == {}
-    assert kept_in({"target": "net.py", "seed": 3}, Kept.VERIFY) == {"seed": 3}
+    assert Request.known({"target": "net.py", "new": 1}).kept(Kept.VERIFY) == {}
+    newer = {"target": "net.py", "seed": 3, "space": {"tiling": ["wide"]}}
+    assert Request.known(newer).kept(Kept.VERIFY | Kept.RUN) == {"seed": 3}
+    with pytest.raises(RunError, match="tiling"):
+        Request.from_dict(newer)
 
 
 # What is refused ------------------------------------------------------------------------

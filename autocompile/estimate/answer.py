@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,10 +19,10 @@ from autocompile.estimate.decision import SETS, ZONE, Decision, decide
 from autocompile.estimate.figures import figures
 from autocompile.estimate.limits import Limits
 from autocompile.estimate.stages import could_go_on
-from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
-from autocompile.store.reading import Part
+from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import EXPORTED, Outcome, Record
 from autocompile.store.report import Answer, Next, Verdict, Word
+from autocompile.store.run import Searched
 
 State = Literal["over", "running", "stopped"]
 
@@ -30,44 +30,6 @@ State = Literal["over", "running", "stopped"]
 _NOT_ENDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)
 _FEWEST = 0.005  # the smallest gain that a sentence names, as a fraction
 _NAMED = 3  # families that a sentence names
-
-
-@dataclass(frozen=True, kw_only=True)
-class Untried(Part):
-    """A setting that was not tried, and how much faster than the best it may be.
-
-    ``likely`` is expected, ``most`` is exceeded with a chance of one in ten, as fractions.
-    """
-
-    config: CompileConfig
-    likely: float
-    most: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Searched(Part):
-    """What the search of a phase says of its settings: ``spaces`` in ``run.json``.
-
-    Attributes:
-        configs: settings that there are to try at each batch size; None: not known.
-        compiled: those of them that are compiled.
-        untried: pairs of a setting and a batch size that have no result.
-        unusable: why, by backends that do not work here.
-        dropped: how many were left out, by reason.
-        merged: modes that are the same as others.
-        rest: untried settings that may be faster at the batch size that the phase's answer
-            is about, most promising first; None where the sampler cannot say.
-        unseen: families that work here and of which nothing was tried there.
-    """
-
-    configs: int | None = None
-    compiled: int | None = None
-    untried: int | None = None
-    unusable: Mapping[str, str] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    merged: Mapping[str, str] = field(default_factory=dict)
-    rest: tuple[Untried, ...] | None = None
-    unseen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from autocompile.estimate.decision import Decision
 from autocompile.export.lines import Choice, Facts
@@ -12,20 +11,20 @@ from autocompile.protocol.requests import ExportedCode
 from autocompile.settings.config import Cell
 from autocompile.settings.tuned import FINGERPRINT, Tuned
 from autocompile.settings.tuned import Choice as TunedChoice
+from autocompile.store.run import Run
 
 
 def exported_code(
-    run: Mapping[str, Any], decisions: Mapping[Cell, Decision]
+    run: Run, decisions: Mapping[Cell, Decision]
 ) -> dict[Cell, ExportedCode]:
     """What ``--to python`` gives for each phase that is faster, by phase and batch size.
 
     A phase gets the lines of the whole export that it runs with, the settings that they may read,
-    and the name of what it calls then. ``run``: the content of ``run.json``. ``decisions``: one for
+    and the name of what it calls then. ``decisions``: one for
     each phase, at the batch size that its answer is about.
     """
     found = {cell: _choice(cell, decision) for cell, decision in decisions.items()}
-    interpreters = run.get("environments", {})
-    facts = Facts.of(run["target"], run["environment"], interpreters, run["phases"])
+    facts = Facts.of(run.target, run.environment, run.environments, run.phases)
     lines = {
         one.phase: (together, one)
         for together in programs(list(found.values()), facts)
@@ -50,7 +49,7 @@ def _choice(cell: Cell, decision: Decision) -> Choice:
     return Choice(phase, "faster", config, "", batch_size=batch_size)
 
 
-def _tuned(run: Mapping[str, Any], decisions: Mapping[Cell, Decision]) -> Tuned:
+def _tuned(run: Run, decisions: Mapping[Cell, Decision]) -> Tuned:
     """The settings as a file holds them."""
     phases = {
         phase: (_tuned_choice(decision, batch_size),)
@@ -58,12 +57,12 @@ def _tuned(run: Mapping[str, Any], decisions: Mapping[Cell, Decision]) -> Tuned:
     }
     return Tuned(
         phases,
-        fingerprint={name: run["environment"].get(name) for name in FINGERPRINT},
-        target=run["request"]["target"],
+        fingerprint={name: run.environment.get(name) for name in FINGERPRINT},
+        target=run.request.target,
         batch_sizes={phase: size for phase, size in decisions if size is not None},
         interpreters={
             name: str(other.get("python_path"))
-            for name, other in run.get("environments", {}).items()
+            for name, other in run.environments.items()
         },
     )
 

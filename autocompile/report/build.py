@@ -7,12 +7,10 @@ decided here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from autocompile.errors import RunError
-from autocompile.estimate.answer import Outlook, Searched, State, answers
+from autocompile.estimate.answer import Outlook, State, answers
 from autocompile.estimate.candidates import Candidate, candidates
 from autocompile.estimate.decision import as_calls_grow
 from autocompile.estimate.figures import every_tried, throughput_of
@@ -20,11 +18,10 @@ from autocompile.estimate.intervals import percentile
 from autocompile.estimate.limits import Limits
 from autocompile.report import text as show
 from autocompile.report.explain import obstacles, why
-from autocompile.request import kept_in
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.option import Kept
 from autocompile.settings.phases import phase_of
-from autocompile.store.reading import known, made
+from autocompile.store.reading import known
 from autocompile.store.record import EXPORTED, CallKind, Outcome, Record
 from autocompile.store.recorded_calls import PERCENTILES, workload_of
 from autocompile.store.report import (
@@ -40,70 +37,48 @@ from autocompile.store.report import (
     leading_size,
 )
 from autocompile.store.resuming import resuming
+from autocompile.store.run import Run, Searched
 
 _GOING_ON_S = 300.0  # budget of the command that goes on with a run
 
 
-def build_report(
-    run: Mapping[str, Any],
-    records: Sequence[Record],
-    *,
-    run_dir: str,
-    limits: Limits | None = None,
-    interrupted: bool = False,
-    wall_s: float = 0.0,
-) -> Report:
-    """The report without its exports, of what ``run.json`` and the records hold.
-
-    Args:
-        interrupted: the run was stopped or killed before its end, or is still running.
-    """
-    request, running = run["request"], run.get("running", False)
-    state: State = "running" if running else "stopped" if interrupted else "over"
-    limits = limits or Limits()
+def build_report(run: Run, records: Sequence[Record], run_dir: str) -> Report:
+    """The report without its exports, of a run and its trials."""
+    state: State = "over"
+    if run.interrupted or run.running:
+        state = "running" if run.running else "stopped"
     phases = {}
-    for name in run["phases"]:
+    for name in run.phases:
         mine = [r for r in records if r.phase == name]
-        phases[name] = _Phase(name, mine, run, limits, run_dir, state).result()
+        phases[name] = _Phase(name, mine, run, run_dir, state).result()
+    request = run.request
     return Report(
-        target=Target(**known(Target, {**run["target"], "spec": request["target"]})),
-        environment=run["environment"],
-        environments=run.get("environments", {}),
+        target=Target(**known(Target, {**run.target, "spec": request.target})),
+        environment=run.environment,
+        environments=run.environments,
         run_dir=run_dir,
-        interrupted=interrupted,
-        running=running,
-        effort=request["effort"],
-        objective=request["objective"],
-        seed=request["seed"],
-        tolerance=request.get("tolerance"),
-        wall_s=wall_s,
+        interrupted=run.interrupted,
+        running=run.running,
+        effort=request.effort,
+        objective=request.objective,
+        seed=request.seed,
+        tolerance=request.tolerance,
+        wall_s=run.wall_s,
         phases=phases,
-        decided_by=kept_in(request, Kept.VERIFY),
+        decided_by=request.kept(Kept.VERIFY),
     )
 
 
-def batch_size_of(
-    phase: str, run: Mapping[str, Any], records: Sequence[Record]
-) -> int | None:
+def batch_size_of(phase: str, run: Run, records: Sequence[Record]) -> int | None:
     """The batch size that a phase's answer is about, as it was settled before the search.
 
     Of a run that did not keep it, by the same rule and the sizes that were tried.
     """
-    if phase in (kept := run.get("batch_sizes", {})):
-        size: int | None = kept[phase]
-        return size
-    own = (run["target"].get("own_batch_size") or {}).get(phase)
+    if phase in run.batch_sizes:
+        return run.batch_sizes[phase]
+    own = (run.target.get("own_batch_size") or {}).get(phase)
     sizes = [r.batch_size for r in records if r.phase == phase]
-    return leading_size(own, sizes, run["request"]["objective"])
-
-
-def searched_of(phase: str, run: Mapping[str, Any]) -> Searched:
-    """What the search has said of a phase; nothing, where a run did not come to it."""
-    data = run.get("spaces", {}).get(phase, {})
-    try:
-        return made(Searched, data)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise RunError(f"run.json is damaged: spaces of {phase}: {error}") from None
+    return leading_size(own, sizes, run.request.objective)
 
 
 @dataclass(frozen=True)
@@ -112,17 +87,18 @@ class _Phase:
 
     name: str
     records: Sequence[Record]  # of the phase, exported code included
-    run: Mapping[str, Any]
-    limits: Limits
+    run: Run
     run_dir: str
     state: State
 
     def result(self) -> PhaseResult:
         """All of it."""
         size = batch_size_of(self.name, self.run, self.records)
-        searched = searched_of(self.name, self.run)
+        searched = self.run.spaces.get(self.name, Searched())
         outlook = self._outlook(searched)
-        leading, *others = answers(size, self.records, self.limits, outlook).values()
+        leading, *others = answers(
+            size, self.records, self.run.request.limits, outlook
+        ).values()
         found = candidates(self._measured)
         here = [c for c in found if c.record.batch_size == size]
         number = leading.best.number if leading.best else None
@@ -142,7 +118,7 @@ class _Phase:
             compiled_tried=sum(not config.is_eager for config in tried),
             compiled_listed=searched.compiled,
             workload=self._workload(best),
-            horizon=self.run["request"].get("horizon"),
+            horizon=self.run.request.horizon,
             as_calls_grow=tuple(self._as_calls_grow(here)),
             calls=_kinds(best),
             settings=every_tried(self.records),
@@ -156,19 +132,19 @@ class _Phase:
 
     @property
     def _device(self) -> str:
-        return str(self.run["environment"].get("device", ""))
+        return str(self.run.environment.get("device", ""))
 
     def _outlook(self, searched: Searched) -> Outlook:
         """What may still come of the phase, and the commands that would bring it."""
         if self.state == "running":
             return Outlook(searched=searched, state=self.state)
-        had_s = self.run["request"].get("budget_s") or 0.0
+        had_s = self.run.request.budget_s or 0.0
         return Outlook(
             searched=searched,
             state=self.state,
             command=self._going_on(_GOING_ON_S),
             longer=self._going_on(max(_GOING_ON_S, 2 * had_s)),
-            wall_s=self.run.get("wall_s", 0.0),
+            wall_s=self.run.wall_s,
         )
 
     def _going_on(self, budget_s: float) -> str:
@@ -186,7 +162,7 @@ class _Phase:
         }
 
     def _workload(self, best: Candidate | None) -> Workload | None:
-        about = workload_of(self.name, self.run["target"])
+        about = workload_of(self.name, self.run.target)
         if not about:
             return None
         return Workload(
@@ -197,10 +173,10 @@ class _Phase:
 
     def _as_calls_grow(self, here: Sequence[Candidate]) -> Iterator[FromCalls]:
         """The best setting by how many calls a program makes, where that is asked."""
-        if not self.run["request"].get("horizon"):
+        if not self.run.request.horizon:
             return
-        a_pass = workload_of(self.name, self.run["target"]).get("calls", 1)
-        for c, passes in as_calls_grow(here, self.limits):
+        a_pass = workload_of(self.name, self.run.target).get("calls", 1)
+        for c, passes in as_calls_grow(here, self.run.request.limits):
             yield FromCalls(
                 number=c.record.number,
                 config=c.record.config,
@@ -217,7 +193,7 @@ class _Phase:
                 f"{left} is the same as {kept}"
                 for left, kept in searched.merged.items()
             ),
-            *_left_aside(found, self.limits),
+            *_left_aside(found, self.run.request.limits),
             *_said_by_all(found),
             *obstacles(self._measured, self._device),
         ]

@@ -22,7 +22,8 @@ from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import FINGERPRINT, unlike
 from autocompile.space.space import DEFAULT_BATCH_SIZES
 from autocompile.store import runs
-from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
+from autocompile.store.record import Outcome, RunFolder, Step
+from autocompile.store.run import Run
 from autocompile.store.sources import sources_of
 
 Found = Mapping[str, ProbeResult]
@@ -186,50 +187,48 @@ def _target_error(
     return TargetError(what, ending.message, *where, log)
 
 
-def described(folder: RunFolder, request: Request, every: Found) -> dict[str, Any]:
-    """The content of ``run.json``; of a resumed run, the existing one."""
+def described(folder: RunFolder, request: Request, every: Found) -> Run:
+    """The run; of a resumed one, what its folder holds."""
     from autocompile import __version__
 
     if folder.run_json.exists():
-        run = folder.read_run()
+        run = Run.read(folder)
         _demand_unchanged(folder, request, run, every)
         return run
     found = every["default"]
-    return {
-        "schema": SCHEMA,
-        "id": secrets.token_hex(4),
-        "request": request.to_dict(),
-        "environment": {"autocompile": __version__, **found.environment},
-        "environments": {
-            name: {"python_path": path, **every[name].environment}
-            for name, path in request.environments.items()
-        },
-        "target": found.target,
-        "sources": _digests(request.target),
-        "phases": found.target["phases"],
-        "toolchain_s": found.toolchain_s,
-        "interrupted": True,  # until it has finished
+    others = {
+        name: {"python_path": path, **every[name].environment}
+        for name, path in request.environments.items()
     }
+    return Run(
+        request=request,
+        environment={"autocompile": __version__, **found.environment},
+        target=found.target,
+        phases=tuple(found.target["phases"]),
+        id=secrets.token_hex(4),
+        environments=others,
+        sources=_digests(request.target),
+        toolchain_s=found.toolchain_s,
+    )
 
 
 def _demand_unchanged(
-    folder: RunFolder, request: Request, run: Mapping[str, Any], every: Found
+    folder: RunFolder, request: Request, run: Run, every: Found
 ) -> None:
     anew = "the same command without --resume"
     now = every["default"].environment
-    demand_same_machine(folder.path, run["environment"], now, anew)
-    for name, seen in run.get("environments", {}).items():
+    demand_same_machine(folder.path, run.environment, now, anew)
+    for name, seen in run.environments.items():
         if name in every:
             here = every[name].environment
             where = f" in the environment {name}"
             demand_same_machine(folder.path, seen, here, anew, where)
-    earlier, files = run.get("sources", {}), _digests(request.target)
+    earlier, files = run.sources, _digests(request.target)
     changed = [
         path for path, digest in earlier.items() if files and files.get(path) != digest
     ]
-    if not changed and run["target"].get("sha256") != every["default"].target.get(
-        "sha256"
-    ):
+    now_target = every["default"].target
+    if not changed and run.target.get("sha256") != now_target.get("sha256"):
         changed = [request.target]  # a file that is not here
     if changed:
         raise RunError(

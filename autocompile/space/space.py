@@ -33,9 +33,11 @@ from autocompile.settings.dimensions import (
 )
 from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 from autocompile.settings.searchspace import SearchSpace
+from autocompile.store.reading import made
 from autocompile.store.record import Outcome, Record
 from autocompile.store.recorded_calls import workload_of
 from autocompile.store.report import leading_size
+from autocompile.store.run import Searched, Untried
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 USUAL_PHASES = (FORWARD, TRAIN_STEP)
@@ -56,18 +58,29 @@ class Space:
         default_factory=dict
     )  # how many were left out, by reason
 
-    def account(self, records: Iterable[Record]) -> dict[str, Any]:
+    def searched(
+        self,
+        records: Iterable[Record],
+        rest: Sequence[Mapping[str, Any]] | None,
+        unseen: Sequence[str],
+    ) -> Searched:
+        """What the search says of it.
+
+        Args:
+            rest, unseen: as :class:`Searched` has them, as JSON.
+        """
         tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
-        return {
-            "merged": dict(self.merged),
-            "dropped": dict(self.dropped),
-            "unusable": {
-                s.config.backend: reason for s, reason in self.unusable.items()
-            },
-            "configs": len({s.config for s in self.settings}),
-            "compiled": len({s.config for s in self.settings if not s.config.is_eager}),
-            "untried": sum(s not in tried for s in self.settings),
-        }
+        compiled = {s.config for s in self.settings if not s.config.is_eager}
+        return Searched(
+            configs=len({s.config for s in self.settings}),
+            compiled=len(compiled),
+            untried=sum(s not in tried for s in self.settings),
+            unusable={s.config.backend: why for s, why in self.unusable.items()},
+            dropped=dict(self.dropped),
+            merged=dict(self.merged),
+            rest=made(tuple[Untried, ...] | None, rest, "rest"),
+            unseen=tuple(unseen),
+        )
 
 
 def spaces_of(request: Request, probes: Mapping[str, ProbeResult]) -> dict[str, Space]:

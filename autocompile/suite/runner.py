@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -31,6 +32,7 @@ from autocompile.store import runs, targets
 from autocompile.store.files import write_json
 from autocompile.store.record import RunFolder
 from autocompile.store.report import Report
+from autocompile.store.run import Run
 from autocompile.store.targets import target_spec
 from autocompile.suite.rows import SUITE, Member, Row, Suite, rows_of
 
@@ -308,17 +310,18 @@ class Runner:
         ]
         if not any(answers):
             return float("inf") if not self._again[member.folder] else 0.0
-        spaces = [
-            s for run in self._made(member) for s in run.get("spaces", {}).values()
-        ]
+        spaces = [s for run in self._made(member) for s in run.spaces.values()]
         return max(
-            (row["likely"] for one in spaces for row in one.get("rest") or ()),
-            default=0.0,
+            (row.likely for one in spaces for row in one.rest or ()), default=0.0
         )
 
-    def _made(self, member: Member) -> list[dict[str, Any]]:
-        paths = _runs(self.folder / member.folder).values()
-        return [RunFolder(path).read_run() for path in paths]
+    def _made(self, member: Member) -> list[Run]:
+        """The runs of a member; one that cannot be read gets no more of the budget."""
+        found = []
+        for path in _runs(self.folder / member.folder).values():
+            with contextlib.suppress(RunError):
+                found.append(Run.read(RunFolder(path)))
+        return found
 
     def _least_s(self, member: Member) -> float:
         """The least seconds of use: where no compiled setting has ended, more than it had."""
@@ -326,7 +329,7 @@ class Runner:
         phases = [phase for report in reports for phase in report.phases.values()]
         if not any(p.compiled_listed and not p.compiled_tried for p in phases):
             return _LEAST_S
-        had = [run["request"].get("budget_s") or 0.0 for run in self._made(member)]
+        had = [run.request.budget_s or 0.0 for run in self._made(member)]
         return max(_LEAST_S, _MORE * max(had, default=0.0))
 
     def _most_promising(self) -> tuple[Member, float] | None:

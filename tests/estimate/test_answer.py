@@ -9,17 +9,12 @@ import pytest
 from fakes import failed, measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
-from autocompile.estimate.answer import (
-    Outlook,
-    Searched,
-    Untried,
-    answer,
-    answers,
-)
+from autocompile.estimate.answer import Outlook, answer, answers
 from autocompile.estimate.limits import Limits
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Record
 from autocompile.store.report import Answer, leading_size
+from autocompile.store.run import Searched, Untried
 
 OPENVINO = CompileConfig("openvino_onnx")
 COMMAND, LONGER = "go on", "go on for longer"

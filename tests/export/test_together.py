@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_records import Run
+from made_records import Run, run_of
 from pasting import programs_in
 from torch._dynamo.utils import counters
 
@@ -127,15 +127,12 @@ def report_of(settings: dict[str, Setting]) -> Report:
     report["phases"] = {}
     for name, setting in settings.items():
         phase = copy.deepcopy(SAMPLE["phases"]["forward_exploration"])
-        phase["verdict"] = "keep_eager" if setting is None else "faster"
-        phase["best"]["batch_size"] = None
-        phase["best"]["config"] = CompileConfig(**(setting or {"backend": "eager"}))
-        phase["best"]["config"] = phase["best"]["config"].to_dict()
-        rows = phase["by_batch_size"][:1]
-        number = phase["best"]["number"]
-        phase["by_batch_size"] = [
-            {**r, "batch_size": None, "number": number} for r in rows
-        ]
+        answer = phase["answer"]
+        answer["verdict"] = "keep_eager" if setting is None else "faster"
+        answer["batch_size"] = None
+        config = CompileConfig(**(setting or {"backend": "eager"}))
+        answer["best"]["config"] = config.to_dict()
+        phase["other_sizes"] = []
         report["phases"][name] = phase
     return report
 
@@ -317,7 +314,7 @@ def test_the_run_checks_each_phase_by_its_lines_of_the_whole_export() -> None:
         trial = run.search(CompileConfig(**config), 1.5)
         run.race(trial, 1.5, 1.5, 1.5)
         decisions[phase, 4] = decide_all(run.records)[4]
-    codes = exported_code(RUN, decisions)
+    codes = exported_code(run_of(RUN), decisions)
     whole = exported({"forward": AOT, "train_step": OTHER})
     assert list(codes) == list(decisions)
     for (phase, _), exported_of in codes.items():

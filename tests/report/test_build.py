@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from fakes import failed, measured
-from made_records import LITE, MAX, Run
+from made_records import LITE, MAX, Run, run_of
 
-from autocompile.estimate.limits import Limits
 from autocompile.report.build import build_report
 from autocompile.report.page import to_html
 from autocompile.result import Result
@@ -30,7 +29,7 @@ def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
 def typed(run: Run, run_dir: str = "runs/net-0001") -> Report:
     about: dict[str, Any] = {"request": PLAN, "target": {}, "environment": CPU}
     about |= {"phases": [run.phase], "spaces": {run.phase: ALL_TRIED}}
-    return build_report(about, run.records, run_dir=run_dir)
+    return build_report(run_of(about), run.records, run_dir)
 
 
 def test_no_figure_of_a_single_process_passes_a_gate() -> None:
@@ -71,7 +70,7 @@ def test_a_run_on_a_cluster_goes_on_there() -> None:
     about = {"target": {}, "environment": CPU, "phases": ["forward"]}
     about["request"] = {**PLAN, **options}
     for folder in ("runs/net-0001", "/a/b"):
-        found = build_report(about, run.records, run_dir=f"{folder}/H100").to_dict()
+        found = build_report(run_of(about), run.records, f"{folder}/H100").to_dict()
         said = found["phases"]["forward"]["answer"]["command"]
         there = f"--jobs 2 --ray head:6379 --accelerators H100 --run-dir {folder}"
         assert said == f"autocompile tune net.py --resume --budget 5m {there}"
@@ -113,7 +112,7 @@ def test_a_batch_size_at_which_nothing_else_was_tried_has_no_answer() -> None:
         "environment": CPU,
     }
     found = build_report(
-        {**about, "phases": ["forward"]}, records, run_dir="runs/net-0001"
+        run_of({**about, "phases": ["forward"]}), records, "runs/net-0001"
     ).to_dict()
     phase = found["phases"]["forward"]
     assert phase["answer"]["verdict"] == "unknown"
@@ -142,7 +141,7 @@ def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried(
     for untried, word in ((60, "low"), (0, "high")):
         space = {"untried": untried, "configs": 62, "rest": []}
         found = build_report(
-            {**about, "spaces": {"forward": space}}, run.records, run_dir="x"
+            run_of({**about, "spaces": {"forward": space}}), run.records, "x"
         ).to_dict()
         said = found["phases"]["forward"]["answer"]
         assert (said["confidence"], said["why"]) == (
@@ -179,9 +178,7 @@ CALLS = {"model": "Net", "distinct": [{"args": [3], "kwargs": {}}], "order": [0,
 def of_a_workload(*records: Record, **plan: Any) -> Result:
     about = {"request": {**PLAN, **plan}, "environment": CPU, "phases": ["forward"]}
     about["target"] = {"workload": {"calls": 20, "kinds": 2}}
-    return Result(
-        build_report(about, records, run_dir="x", limits=Limits()), [*records]
-    )
+    return Result(build_report(run_of(about), records, "x"), [*records])
 
 
 def timed_at(horizon: float | None = None) -> list[Record]:

@@ -96,7 +96,7 @@ def test_a_call_with_a_number_that_json_does_not_have_is_refused(
     [
         lambda run: run["request"].update(limits={"watts": 300}),
         lambda run: run["request"].update(limits={"latency_s": "short"}),
-        lambda run: run["request"].pop("objective"),
+        lambda run: run["request"].update(objective="loudness"),
         lambda run: run.update(spaces={"forward": {"rest": 3}}),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeExecutor, failed, measured, probed
-from made_records import Run
+from made_records import Run, run_of
 from recorded_runs import said
 from scripts import is_eager, is_raced
 
@@ -168,7 +168,13 @@ class Runs:
         self.clock.now += taken * more["budget_s"]
         more["run_dir"].mkdir(parents=True, exist_ok=True)
         get = self.likely.get if self.always else self.likely.pop
-        rest = [{"likely": get(member.folder, 0.0), "config": {}}]
+        rest = [
+            {
+                "likely": get(member.folder, 0.0),
+                "most": 1.0,
+                "config": {"backend": "inductor"},
+            }
+        ]
         run = {"schema": 1, "phases": ["forward"]}
         run |= {"environment": {"device": "cpu"}, "target": {"kind": "functions"}}
         run["request"] = {"target": member.target, "budget_s": more["budget_s"]}
@@ -578,7 +584,7 @@ def reported(*runs: Run) -> Report:
         "environment": {"device": "cpu"},
         "phases": ["forward"],
     }
-    return build_report(about, records, run_dir="m")
+    return build_report(run_of(about), records, "m")
 
 
 def rows_by_size(report: Report) -> dict[int | None, Row]:
@@ -814,7 +820,7 @@ def test_a_setting_that_cannot_be_read_is_one_paragraph(
     (tmp_path / "suite.json").write_text(json.dumps(data))
     with pytest.raises(RunError, match="holds a setting that cannot be read") as raised:
         Suite.read(tmp_path)
-    assert raised.value.hint is not None and "upgrade" in raised.value.hint
+    assert raised.value.hint is not None and "newer autocompile" in raised.value.hint
 
 
 def test_what_was_tried_before_and_is_not_there_is_missing() -> None:
