@@ -356,7 +356,10 @@ def run(world: World, variant: Variant, seen: list[Draw]) -> dict[str, Any]:
                 number: log for number, log in logs[name].items() if number not in slow
             }
             found[name] = dataclasses.replace(
-                c, logs=kept, speedup=variant.over_sets(list(kept.values()))
+                c,
+                logs=kept,
+                speedup=variant.over_sets(list(kept.values())),
+                tries=c.tries + 1,
             )
     best = decision.best
     return {
