@@ -19,19 +19,14 @@ from autocompile.settings import searchspace
 from autocompile.space import space
 from autocompile.store.record import RunFolder
 
-PHASE, SIZE, TRIALS = (
-    "forward",
-    4,
-    5,
-)  # what is timed, at which batch size; settings to try
+# What is timed, at which batch size, and how many settings are tried.
+PHASE, SIZE, TRIALS = "forward", 4, 5
 
 
 def tune(target, backends, run, executor):
     wanted = searchspace.SearchSpace(backends=backends, batch_sizes=(SIZE,))
     asked = Request(str(target), phases=(PHASE,), space=wanted)
-    factory = job.JobFactory(
-        run, Header.of(asked), timeout_s=300.0, memory_limit_bytes=None
-    )
+    factory = job.JobFactory(run, Header.of(asked), 300.0, None)
 
     def in_a_child(*sides, **more):  # which may end in any way: that is an ending too
         place = {"number": factory.next_number(), "phase": PHASE, "batch_size": SIZE}
@@ -40,16 +35,14 @@ def tune(target, backends, run, executor):
         return records.records_of(request, ending)
 
     def keep(record):
-        run.save(
-            record
-        )  # a file of JSON: the records in the run's folder are the truth
+        # A file of JSON: the records in the run's folder are the truth.
+        run.save(record)
         print(record.role, record.config.label(), record.outcome.value, record.message)
 
     found = {"default": opening.probe(asked, factory, executor, progress.Progress())}
     settings = space.spaces_of(asked, found)[PHASE].settings
-    portfolio = sampler.PortfolioSampler(
-        settings, {PHASE: effects.Prior()}, {PHASE: SIZE}
-    )
+    priors, sizes = {PHASE: effects.Prior()}, {PHASE: SIZE}
+    portfolio = sampler.PortfolioSampler(settings, priors, sizes)
     study = optuna_study.OptunaStudy(portfolio, run, print)
     study.restore([])
     for setting in itertools.islice(iter(lambda: study.ask(math.inf), None), TRIALS):
@@ -58,10 +51,8 @@ def tune(target, backends, run, executor):
         study.tell(record)
 
     for race in (1, 2, 3):  # each in a process of its own, since processes differ
-        best = [
-            c.record
-            for c in decision.finalists(decision.decide_all(run.read()[0])[SIZE])
-        ]
+        decided = decision.decide_all(run.read()[0])[SIZE]
+        best = [candidate.record for candidate in decision.finalists(decided)]
         sides = [
             Side(r.config, r.number, str(factory.cache_of(r.number)), True)
             for r in best
