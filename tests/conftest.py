@@ -57,7 +57,10 @@ gc.disable()  # until all tests are collected: what is imported for them is no g
 
 # Folders whose tests start processes, compile or import Ray, those with the longest files first:
 # they begin first, so that no worker ends with a long file alone. All others take seconds.
-_LONG = "trial rllib runtime search execute . export cli commands cluster suite".split()
+_LONG = (
+    "trial trial/verify trial/tasks trial/measure trial/model rllib runtime search execute . "
+    "export cli commands cluster suite"
+).split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

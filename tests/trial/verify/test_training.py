@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_verifier
+import test_side_checks
 import torch
-from test_verifier import batch, called, judged, refused
+from test_side_checks import batch, called, judged, refused
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -75,7 +75,7 @@ def next_token(logits: torch.Tensor, inputs: Any) -> torch.Tensor:
 
 
 def a_target(*args: Any, **changes: Any) -> Target:
-    target = test_verifier.a_target(*args, **changes)
+    target = test_side_checks.a_target(*args, **changes)
     target.to(DEVICE)
     make_inputs = target.make_inputs
     target.make_inputs = lambda size: pytree.tree_map(

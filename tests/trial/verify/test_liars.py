@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from test_side_checks import Layer, a_target, batch, called, changed, judged, refused
 from test_training import Block, after_backward, next_token
-from test_verifier import Layer, a_target, batch, called, changed, judged, refused
 from torch import nn
 
 from autocompile.settings.config import EAGER, CompileConfig

@@ -368,7 +368,7 @@ def test_what_is_kept_elsewhere_is_said(write: Any, try_it: Try) -> None:
 
 def test_a_decoder_with_a_static_cache(try_it: Try) -> None:
     """A prompt and one-token steps are two kinds of calls of one workload."""
-    example = str(Path(__file__).parents[2] / "examples/decoder.py")
+    example = str(Path(__file__).parents[3] / "examples/decoder.py")
     config = CompileConfig("aot_eager").to_dict()
     result = try_it(example, "inference_step", config=config, batch_size=None)
     assert result["outcome"] == "ok", result["message"]

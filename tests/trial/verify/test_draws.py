@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_verifier import Layer, a_target, batch, called, changed, judged, refused
+from test_side_checks import Layer, a_target, batch, called, changed, judged, refused
 from torch import nn
 
 from autocompile.settings.config import CompileConfig

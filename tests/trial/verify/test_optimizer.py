@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 from in_process import timed_for_a_moment
-from test_verifier import a_target, batch, called, judged
+from test_side_checks import a_target, batch, called, judged
 from test_worker import a_trial, in_this_process
 from torch import nn, optim
 

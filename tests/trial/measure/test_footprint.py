@@ -139,7 +139,7 @@ def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
     assert sum(footprint._storages(tree, torch.device("cpu")).values()) == 4000
 
 
-# --- memory on a GPU: pytest -m gpu tests/trial/test_footprint.py ------------------------------------
+# --- memory on a GPU: pytest -m gpu tests/trial/measure/test_footprint.py ----------------------
 
 PRODUCT = """
 import torch
