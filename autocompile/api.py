@@ -7,7 +7,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,27 +74,27 @@ class Call(Request):
     progress: Progress | str = "auto"
 
 
-_OF_A_CALL = {f.name for f in fields(Call)} - {f.name for f in fields(Request)}
-
-
 def _signed_by(
     call: Callable[P, object],
 ) -> Callable[[Callable[..., R]], Callable[P, R]]:
     """Give a function the signature of a dataclass, and say in its docstring what options do."""
 
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
-        said = {f.name: f.metadata.get("option") for f in fields(Request)}
-        hidden = {"only", "asked"} | {
-            n for n, o in said.items() if o and o.is_typed_only
+        options = {f.name: f for f in fields(Request) if "option" in f.metadata}
+        hidden = {"asked"} | {
+            name
+            for name, each in options.items()
+            if not each.metadata["option"].panel
+            or each.metadata["option"].is_typed_only
         }
         every = inspect.signature(call).parameters.values()
         shown = [p for p in every if p.name not in hidden]
         changed: Any = function
         changed.__signature__ = inspect.Signature(shown, return_annotation="Result")
         lines = [
-            f"        {p.name}: {option.help}"
+            f"        {p.name}: {_about(options[p.name])}"
             for p in shown
-            if (option := said.get(p.name))
+            if p.name in options
         ]
         changed.__doc__ = (function.__doc__ or "").replace(
             "        OPTIONS", "\n".join(lines)
@@ -102,6 +102,14 @@ def _signed_by(
         return changed  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _about(option: Field[Any]) -> str:
+    """What an option does, for Python: of a group, which values it has."""
+    group = option.default_factory
+    if isinstance(group, type) and is_dataclass(group):
+        return f"a {group.__name__} of {', '.join(f.name for f in fields(group))}."
+    return f"{option.metadata['option'].help}."
 
 
 @_signed_by(Call)
@@ -121,9 +129,8 @@ def tune(target: Any, inputs: Any = None, **options: Any) -> Result:
             ``none``, or an object of yours that is told of each event.
         OPTIONS
 
-    They are the options of ``autocompile tune``. Times are in seconds and sizes in bytes.
-    ``limits`` is a :class:`Limits`, ``space`` a :class:`SearchSpace`, ``calls`` a path,
-    and ``sampler`` may be any sampler of Optuna's kind.
+    They are the options of ``autocompile tune``. Times are in seconds and sizes in bytes;
+    ``sampler`` may also be any sampler of Optuna's kind.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakes import FakeExecutor, probed
 from made_records import run_of
+from mypy import api as mypy_api
 from scripts import Listener, script, tune
 from typer.main import get_command
 
@@ -137,12 +138,29 @@ def test_every_option_of_this_machine_is_in_the_signature_and_in_its_documentati
             continue
         assert (each.name in parameters) is not said.is_typed_only, each.name
         if not said.is_typed_only:
-            assert f"{each.name}: {said.help}" in inspect.getdoc(autocompile.tune)
+            is_group = each.name in ("limits", "space")
+            about = f"{each.name}: a " if is_group else f"{each.name}: {said.help}."
+            assert about in (inspect.getdoc(autocompile.tune) or "")
             assert parameters[each.name].kind is inspect.Parameter.KEYWORD_ONLY
             assert each.name in documented
     assert list(parameters)[:2] == ["target", "inputs"]
     inner = {"executor", "clock", "began", "command", "only", "asked", "machine"}
     assert not inner & set(parameters)
+
+
+def test_a_type_checker_sees_the_options(tmp_path: Path) -> None:
+    """Of the same declaration: no second list of names and types."""
+    (tmp_path / "user.py").write_text(
+        "import autocompile\n"
+        'autocompile.tune("m.py", budget_s=60.0, limits=autocompile.Limits(compile_s=9.0))\n'
+        'autocompile.tune("m.py", efort="quick")\n'
+        'autocompile.tune("m.py", budget_s="2m")\n'
+    )
+    found, _, _ = mypy_api.run([str(tmp_path / "user.py")])
+    lines = [line for line in found.splitlines() if ": error: " in line]
+    assert [line.split(":")[1] for line in lines] == ["3", "4"], found
+    assert 'Unexpected keyword argument "efort"' in lines[0]
+    assert 'Argument "budget_s"' in lines[1]
 
 
 def test_a_sampler_with_a_name_is_one_that_there_is() -> None:
