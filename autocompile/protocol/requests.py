@@ -107,8 +107,8 @@ class TrialRequest(Request):
     """Verify settings and time them beside eager mode: one in a search, several in a race.
 
     Raises:
-        ValueError: no side, or ``all`` checks of several sides, whose compiles are counted for the
-            whole process.
+        ValueError: no side; sides of different precisions, which no one reference can judge; or
+            ``all`` checks of several sides, whose compiles are counted for the whole process.
     """
 
     kind = "trial"
@@ -127,6 +127,8 @@ class TrialRequest(Request):
             raise ValueError("a trial has no side")
         if self.checks == "all" and len(self.sides) > 1:
             raise ValueError("all checks are of one side only")
+        if len({side.config.eager_reference for side in self.sides}) > 1:
+            raise ValueError("the sides of a trial have different precisions")
 
     @property
     def is_race(self) -> bool:

@@ -25,7 +25,8 @@ from autocompile.settings.config import CompileConfig
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.load import build, import_target
-from autocompile.trial.model.sides import Side, make_side, perturb
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.state import perturb
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.values import flatten
 from autocompile.trial.verify import side_checks as checks

@@ -25,7 +25,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.model.sides import make_side, perturb
+from autocompile.trial.model.sides import make_side
+from autocompile.trial.model.state import perturb
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.values import flatten, rebuilt
 from autocompile.trial.verify.compare import Movement, Moving, compare

@@ -101,6 +101,13 @@ def test_a_request_that_was_written_is_read_as_it_was(
         ({"sides": [{"config": 3}]}, "config is 3"),
         ({"sides": []}, "a trial has no side"),
         ({"sides": [{"config": {}}, {"config": {}}]}, "all checks are of one side"),
+        (
+            {
+                "checks": "again",
+                "sides": [{"config": {}}, {"config": {"precision": "high"}}],
+            },
+            "different precisions",
+        ),
         ({"checks": "some"}, "checks is 'some'"),
         ({"phase": ...}, "missing 1 required"),
     ],

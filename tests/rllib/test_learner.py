@@ -42,7 +42,7 @@ from autocompile.space.space import _place  # noqa: E402
 from autocompile.store.reading import plain  # noqa: E402
 from autocompile.trial.measure import telemetry  # noqa: E402
 from autocompile.trial.model.calls import Calls, first_call  # noqa: E402
-from autocompile.trial.model.sides import make_side  # noqa: E402
+from autocompile.trial.model.sides import LibraryUpdate, make_side  # noqa: E402
 from autocompile.trial.model.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.tasks import probing  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
@@ -250,8 +250,8 @@ def test_what_updates_log_is_dropped_between_blocks() -> None:
     side.keep()
     for _ in range(3):
         side.run()
-    updates: Any = side.forget.__self__  # type: ignore[attr-defined]
-    metrics = updates.learner.metrics
+    assert isinstance(side, LibraryUpdate)
+    metrics = side.updates.learner.metrics
     assert (MODULE, "td_error") in metrics
     side.restore()
     assert (MODULE, "td_error") not in metrics

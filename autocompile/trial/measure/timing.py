@@ -78,8 +78,8 @@ class Timer:
         self.synchronize()
         return max(1, time.perf_counter_ns() - begin) / 1e9
 
-    def alone(self) -> Timer:
-        """A timer between two synchronizations, for one device."""
+    def between_synchronizations(self) -> Timer:
+        """The plain form of it, for the same device."""
         return Timer(self.synchronize)
 
     def misses(self, side: Timed) -> bool:
@@ -170,7 +170,7 @@ def block(side: Timed, calls: int, timer: Timer, lead: int = 0) -> float:
 
 def _one_by_one(calls: Sequence[Callable[[], Any]], timer: Timer) -> list[float]:
     """Seconds of each call, between two synchronizations."""
-    return [timer.alone().seconds(call, 1) for call in calls]
+    return [timer.between_synchronizations().seconds(call, 1) for call in calls]
 
 
 def fill(side: Timed, timer: Timer, block_s: float) -> int:
@@ -209,7 +209,7 @@ def _each(side: Timed, calls: int, timer: Timer) -> list[float]:
     times = []
     with side.context():
         for _ in range(calls):
-            times.append(timer.alone().seconds(side.call, 1))
+            times.append(timer.between_synchronizations().seconds(side.call, 1))
             if times[0] > _LONG_CALL_S:
                 return []
     return times
@@ -247,7 +247,7 @@ class Rounds:
         if len(set(counts)) > 1:
             raise ValueError(f"the sides to time make {counts} calls at once")
         if any(timer.misses(side) for side in sides):
-            timer = timer.alone()
+            timer = timer.between_synchronizations()
         self.timer = timer
         self._sides, self._random = sides, random.Random(seed)
         self._mirrored: list[
@@ -255,11 +255,11 @@ class Rounds:
         ] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [timer.lead(1)] * len(sides)
-        self._alone_s = [math.inf] * len(sides)
+        self._pass_s = [math.inf] * len(sides)
 
         def once_s(index: int) -> float:
             took_s = block(sides[index], 1, timer)
-            self._alone_s[index] = min(self._alone_s[index], took_s)
+            self._pass_s[index] = min(self._pass_s[index], took_s)
             return took_s
 
         long = [index for index in range(len(sides)) if once_s(index) > _LONG_CALL_S]
@@ -312,7 +312,7 @@ class Rounds:
             calls=(self.calls[0], self.calls[index]),
             flags=flags,
             leads=(self.leads[0], self.leads[index]),
-            pass_s=self._alone_s[index] if self.timer.lead(1) else None,
+            pass_s=self._pass_s[index] if self.timer.lead(1) else None,
         )
 
 
@@ -389,15 +389,17 @@ def screen(
 ) -> tuple[Measurement, list[str]]:
     """Time a setting against eager, and see whether it slows eager down; notes say so."""
     with no_garbage_collection():
-        alone_s = _alone(eager, timer, limits.block_s)
+        without_s = _without_company(eager, timer, limits.block_s)
         rounds = Rounds((eager, other), timer, limits.block_s, seed)
         side_by_side(rounds, limits, turn)
         measurement = rounds.measurement(1)
-        if measurement.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
-            alone_s = max(alone_s, _alone(eager, rounds.timer, limits.block_s))
-    if measurement.eager_call_s <= _SLOWED * alone_s:
+        if measurement.eager_call_s > _SLOWED * without_s:  # or the machine got slower
+            without_s = max(
+                without_s, _without_company(eager, rounds.timer, limits.block_s)
+            )
+    if measurement.eager_call_s <= _SLOWED * without_s:
         return measurement, []
-    slowed = measurement.eager_call_s / alone_s - 1
+    slowed = measurement.eager_call_s / without_s - 1
     note = (
         f"eager runs {slowed:.0%} slower next to this setting than alone, so its speed-up is not "
         "real, and it is not recommended"
@@ -437,7 +439,7 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
     return spent_s > (limits.front_s if is_near else limits.max_s)
 
 
-def _alone(side: Timed, timer: Timer, block_s: float) -> float:
+def _without_company(side: Timed, timer: Timer, block_s: float) -> float:
     """Median seconds of a call without other sides."""
     time.sleep(_GAP_S)
     calls = 1

@@ -18,7 +18,22 @@ from autocompile.trial.values import rebuilt, tensors_by_path
 
 
 class Calls(tuple[Any, ...]):
-    """The inputs of each call of a pass, in order."""
+    """The inputs of several calls that a side makes one after another, in order.
+
+    What they are of is in the name of the class.
+    """
+
+
+class Workload(Calls):
+    """All calls of the target: what is timed."""
+
+
+class Sample(Calls):
+    """A call of each kind of a workload, or of the first few: what is compared."""
+
+
+class Period(Calls):
+    """Calls of a step after which its optimizers have stepped: what is compared of such a step."""
 
 
 class Arguments(tuple[Any, ...]):
@@ -39,11 +54,11 @@ def _as_a_tree(kind: type[tuple[Any, ...]]) -> None:
     )
 
 
-_as_a_tree(Calls)
-_as_a_tree(Arguments)
+for _kind in (Calls, Workload, Sample, Period, Arguments):
+    _as_a_tree(_kind)
 
 
-def from_function(get_calls: Callable[[], Any], place: str) -> Calls:
+def from_function(get_calls: Callable[[], Any], place: str) -> Workload:
     """The first calls that a user's ``get_calls`` gives.
 
     Raises:
@@ -60,7 +75,7 @@ def from_function(get_calls: Callable[[], Any], place: str) -> Calls:
             f"get_calls() of {place} yields nothing",
             hint="for length in (128, 37, 512): yield get_inputs(8, length)",
         )
-    return Calls(calls)
+    return Workload(calls)
 
 
 def first_call(inputs: Any) -> Any:
@@ -80,7 +95,7 @@ def each_call(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return check_all
 
 
-def from_file(recorded: RecordedCalls) -> Calls:
+def from_file(recorded: RecordedCalls) -> Workload:
     """Inputs of the shapes in a file, with random values; integers within what was seen.
 
     Raises:
@@ -94,7 +109,7 @@ def from_file(recorded: RecordedCalls) -> Calls:
             Arguments((tuple(args), named)) if args and named else named or tuple(args)
         )
 
-    return Calls(map(inputs, recorded))
+    return Workload(map(inputs, recorded))
 
 
 def _value(recorded: Any, name: str) -> Any:

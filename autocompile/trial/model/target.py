@@ -15,7 +15,7 @@ import torch
 
 from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
-from autocompile.trial.model.calls import Arguments, Calls
+from autocompile.trial.model.calls import Arguments, Calls, Workload
 from autocompile.trial.values import rebuilt, result_tensors
 
 _Inputs = Callable[[int | None], Any]
@@ -161,7 +161,7 @@ class Target:
         """One batch on the device, or :class:`Calls` of them."""
         made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)
         if isinstance(made, Calls):
-            return Calls(self._prepared(phase, inputs) for inputs in made)
+            return Workload(self._prepared(phase, inputs) for inputs in made)
         return self._prepared(phase, made)
 
     def _prepared(self, phase: str, made: Any) -> Any:

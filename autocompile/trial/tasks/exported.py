@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from autocompile.runtime.applying import process_of, process_state
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import TunedSet
-from autocompile.trial.model.sides import OwnStep, Side, follow_step, make_side
+from autocompile.trial.model.sides import OwnCalls, OwnStep, Remade, Side, make_side
 from autocompile.trial.model.target import Target, call_model
 
 _TRAIN_STEP = """
@@ -54,25 +53,21 @@ def exported_side(
     )
     usual, here = process_state(), os.getcwd()
 
-    def run_code() -> Mapping[str, Any]:
-        """Run it as a program of its own would; returns what it set in the process."""
-        os.chdir(folder)
-        try:
-            with process_of(usual):  # of eager mode; the side has its own while it runs
-                exec(compile(exported.code, "exported", "exec"), names)
-                names["model"] = names[exported.called]
-                return process_state()
-        finally:
-            os.chdir(here)
-
-    step: OwnStep | None = None
-    if phase == target.own_phase:
+    own: Remade | None = None
+    if isinstance(side, (OwnStep, OwnCalls)):
         make = target.make_step
         assert make
         # The code compiles this function, once; the user's step in it can be made anew.
-        step = OwnStep(lambda: make(names["model"], names["optimizer"]))
-        names["step"] = step.call
-    now = run_code()
+        own = Remade(lambda: make(names["model"], names["optimizer"]))
+        names["step"] = own.call
+    os.chdir(folder)
+    try:
+        with process_of(usual):  # of eager mode; the side has its own while it runs
+            exec(compile(exported.code, "exported", "exec"), names)
+            names["model"] = names[exported.called]
+            now = process_state()
+    finally:
+        os.chdir(here)
     side.config = config
     changed = {name: value for name, value in now.items() if value != usual[name]}
     side.process = {**side.process, **changed}
@@ -81,9 +76,9 @@ def exported_side(
         side.unit = lambda inputs: call_model(names["model"], inputs)
     elif phase == TRAIN_STEP:
         side.unit = names[TRAIN_STEP]
-    elif step is not None:
-        follow_step(side, phase, step, names["step"])
+    elif own is not None and isinstance(side, (OwnStep, OwnCalls)):
+        side.follow(own, names["step"])
     elif phase == OPTIMIZER_STEP:
-        stepped = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
-        side.unit = lambda _: stepped()
+        step = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
+        side.unit = lambda _: step()
     return side

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autocompile.settings.phases import Phase
-from autocompile.trial.model.calls import Calls, first_call, kinds
+from autocompile.trial.model.calls import Calls, Period, Sample, first_call, kinds
 from autocompile.trial.model.sides import Side
 from autocompile.trial.verify.optimizer import step_problem
 
@@ -29,14 +29,14 @@ def calls_of(phase: Phase, first: Any, second: Any) -> tuple[Any, ...]:
     if not isinstance(first, Calls):
         return first, second
     where = [group[0] for group in kinds(first)]
-    few = Calls(first[n] for n in where[:_FEW_KINDS])
+    few = Sample(first[n] for n in where[:_FEW_KINDS])
     if phase.steps:  # each step is compared by its own gradients
         each = tuple(first[n] for n in where[:_MOST_KINDS])
         return each if len(each) > 1 else (*each, first_call(second))
     if phase.is_own:  # what a call computes depends on those before it
         return few, second
     # Most comparisons are of the first batch, so that has few.
-    return few, Calls(second[n] for n in where)
+    return few, Sample(second[n] for n in where)
 
 
 def follows_gradients(reference: Reference) -> bool:
@@ -59,7 +59,7 @@ def follows_gradients(reference: Reference) -> bool:
     return True
 
 
-def periods(reference: Reference, notes: list[str]) -> tuple[Calls, Calls]:
+def periods(reference: Reference, notes: list[str]) -> tuple[Period, Period]:
     """Calls after which each optimizer has stepped twice, in the order of two batches."""
     side, calls, began = reference.another_side(), 0, time.monotonic()
     steps = _steps_of(side)
@@ -75,7 +75,7 @@ def periods(reference: Reference, notes: list[str]) -> tuple[Calls, Calls]:
         notes.append(f"{what} optimizers do not step twice, which is not compared")
     calls = max(calls, len(reference.batches))
     batches = (reference.batches * (calls + 1))[: calls + 1]
-    return Calls(batches[:calls]), Calls(batches[1:])
+    return Period(batches[:calls]), Period(batches[1:])
 
 
 def _steps_of(side: Side) -> list[int]:

@@ -19,8 +19,9 @@ import torch
 from autocompile.errors import TargetError, first_words
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import STEP, phase_of
-from autocompile.trial.model.calls import Calls, each_call
-from autocompile.trial.model.sides import Side, make_side, perturb, random_states
+from autocompile.trial.model.calls import Calls, Sample, each_call
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.state import perturb, random_states
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.values import copies, copy_inputs
 from autocompile.trial.verify import compared
@@ -178,7 +179,7 @@ class Reference:
         """Context in which every call has other inputs, such as those of another size."""
         batches, movements = self.batches, self._movements
         # A step is compared call by call, a forward pass with the results of several calls.
-        wrapped = Calls((inputs,)) if isinstance(batches[0], Calls) else inputs
+        wrapped = Sample((inputs,)) if isinstance(batches[0], Calls) else inputs
         self.batches, self._movements = (wrapped,), {}
         try:
             yield

@@ -39,7 +39,8 @@ from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
 from autocompile.trial.model.calls import Calls
-from autocompile.trial.model.sides import Side, make_side, perturb
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.state import perturb
 from autocompile.trial.model.target import seed_everything
 from autocompile.trial.values import copy_inputs, rebuilt, tensors_by_path
 from autocompile.trial.verify.compare import (

@@ -406,7 +406,7 @@ def test_on_a_gpu_calls_are_timed_as_in_a_long_loop(
 ) -> None:
     """There the slower of host and device counts; alone, a call waits for both."""
     eager, graph = gpu.step(*kernels), gpu.step((1e-4, 4e-3))
-    alone_s = gpu.timer.alone().seconds(eager.call, 1)
+    alone_s = gpu.timer.between_synchronizations().seconds(eager.call, 1)
     assert alone_s > 1.005 * true_s
     found, _ = screen(eager, graph, gpu.timer, LIMITS, 0)
     assert found.eager_call_s == pytest.approx(true_s, rel=0.002)
@@ -451,10 +451,13 @@ def test_a_real_gpu_is_timed_as_in_a_long_loop() -> None:
             step()
 
     step(), elsewhere(), timer.synchronize()
-    true_s = timer.alone().seconds(step, 60) / 60
+    true_s = timer.between_synchronizations().seconds(step, 60) / 60
     found = [block(timed(step), 3, timer, 2) for _ in range(9)]
     assert median(found) == pytest.approx(true_s, rel=0.05)
-    assert median([timer.alone().seconds(step, 1) for _ in range(9)]) > 1.1 * true_s
+    assert (
+        median([timer.between_synchronizations().seconds(step, 1) for _ in range(9)])
+        > 1.1 * true_s
+    )
     assert timer.misses(timed(elsewhere)) and not timer.misses(timed(step))
 
 
