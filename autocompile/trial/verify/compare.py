@@ -22,15 +22,25 @@ import torch
 
 from autocompile.trial.values import flatten
 from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.slices import Apart, apart, as_real, chances, names_of
+from autocompile.trial.verify.slices import (
+    Apart,
+    apart,
+    as_real,
+    chances,
+    counts,
+    names_of,
+)
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 
-# Of what rounding moves. Two computations that round alike are sqrt(2) apart; the gradients of
-# right settings were up to 1.74 apart in 200 steps on an H100 (studies/gpu/README.md).
+# Of what rounding moves. Two computations that round alike are sqrt(2) apart.
 _MULTIPLE = 3.0
+# Of a gradient, as a whole and in a slice. A backward pass sums over samples and positions, in
+# another order on each side, and how sums round inside the tries do not show: on an H100 gradients
+# of right settings were up to 5.4 apart as a whole and 9.4 in a slice (studies/verification).
+_OF_GRADIENT, _OF_ITS_SLICE = 6.0, 10.0
 # More for a mean over few numbers: this over their count. The scale is a mean over some tries
 # itself, so the ratio has the tails of Student's t. With ``_MULTIPLE`` it is ten for one number.
 _OF_FEW = 7.0
@@ -153,9 +163,19 @@ class Movement:
         return math.sqrt(float(together[0] / together[1]))
 
 
-def explained(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The errors of the slices of a tensor that rounding explains where it moves them by a scale."""
-    return (_MULTIPLE * chances(x) + _OF_FEW / max(1, x.numel())) * scale
+def explained(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    whole: float = _MULTIPLE,
+    part: float = _MULTIPLE,
+) -> torch.Tensor:
+    """The errors of the slices of a tensor that rounding explains where it moves them by a scale.
+
+    ``whole`` and ``part``: how many times the scale the tensor and one slice of it may be off.
+    """
+    multiple = torch.full_like(scale, part)
+    multiple[0] = whole
+    return (multiple * chances(x) + _OF_FEW / counts(x)) * scale
 
 
 Moving = Callable[[int], Movement | None]
@@ -187,7 +207,8 @@ class _Leaf:
         """The largest error of each slice that rounding explains."""
         least = torch.finfo(as_real(self.want).dtype).eps * self.far.size[0]
         scale = movement.scale(self.path, self.far.error)
-        return torch.maximum(explained(self.want, scale) + least, self._least)
+        most = (_OF_GRADIENT, _OF_ITS_SLICE) if self.is_gradient else ()
+        return torch.maximum(explained(self.want, scale, *most) + least, self._least)
 
     @property
     def _least(self) -> torch.Tensor:

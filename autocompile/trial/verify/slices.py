@@ -67,8 +67,7 @@ def apart(want: torch.Tensor, got: torch.Tensor) -> Apart:
         weight = first.abs().clamp(min=1.0)
         _add(totals[0], (errors / unit / weight).square(), where, want.shape)
         _add(totals[1], (first / weight).square(), where, want.shape)
-    counts = torch.tensor(_counts(want), dtype=torch.float64, device=want.device)
-    error, size = (totals / counts).sqrt() * unit
+    error, size = (totals / counts(want)).sqrt() * unit
     return Apart(error, size, squares)
 
 
@@ -91,6 +90,15 @@ def chances(x: torch.Tensor) -> torch.Tensor:
     for n in filter(None, x.shape):
         found += [1 + math.sqrt(2 * math.log(n) * n / max(1, x.numel()))] * n
     return torch.tensor(found, dtype=torch.float64, device=x.device)
+
+
+def counts(x: torch.Tensor) -> torch.Tensor:
+    """How many elements the whole and each slice has, at least one."""
+    x = as_real(x).squeeze()
+    every = [float(x.numel())]
+    for n in filter(None, x.shape):
+        every += [x.numel() / n] * n
+    return torch.tensor(every, dtype=torch.float64, device=x.device).clamp(min=1.0)
 
 
 def as_real(x: torch.Tensor) -> torch.Tensor:
@@ -152,11 +160,3 @@ def _add(
         place = where[axis] if axis < len(where) else slice(0, n)
         total[begin + place.start : begin + place.stop] += sums
         begin += n
-
-
-def _counts(x: torch.Tensor) -> list[float]:
-    """How many elements the whole and each slice has."""
-    every = [float(x.numel())]
-    for n in filter(None, x.shape):
-        every += [x.numel() / n] * n
-    return [max(1.0, count) for count in every]
