@@ -30,9 +30,8 @@ from autocompile.errors import UsageError
 CPU = "cpu"
 _LABEL = "ray.io/accelerator-type"
 _RESOURCE = "accelerator_type:"  # of older clusters
-_LISTENING = (
-    "listening"  # concurrency group of the call that waits, beside those that do not
-)
+# concurrency group of the call that waits, beside those that do not
+_LISTENING = "listening"
 _POLL_S = 30.0
 _ANSWER_S = 5.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died

@@ -43,12 +43,10 @@ class Check:
     setting: str
     verdict: str
     message: str = ""  # why, in words; empty if it is fastest
-    was: Mapping[str, float] | None = (
-        None  # the speed-up over eager mode: value, low, high
-    )
-    speedup: Mapping[str, float] | None = (
-        None  # the same here and now; None if it failed
-    )
+    # the speed-up over eager mode: value, low, high
+    was: Mapping[str, float] | None = None
+    # the same here and now; None if it failed
+    speedup: Mapping[str, float] | None = None
     graphs: int | None = None
     recompiles: int | None = None
     compile_s: float | None = None

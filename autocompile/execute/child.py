@@ -133,34 +133,29 @@ class Child:
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     clock: Clock = field(default_factory=Clock)
-    supervisor: int = (
-        0  # pid of the subreaper, the ancestor of all of the trial's processes
-    )
-    worker: int | None = (
-        None  # pid of what runs the trial; None until it has reported it
-    )
+    # pid of the subreaper, the ancestor of all of the trial's processes
+    supervisor: int = 0
+    # pid of what runs the trial; None until it has reported it
+    worker: int | None = None
     stopped: list[int] = field(
         default_factory=list
     )  # pids, while another has exclusive use
-    process: subprocess.Popen[bytes] | None = (
-        None  # the supervisor, unless it was forked
-    )
+    # the supervisor, unless it was forked
+    process: subprocess.Popen[bytes] | None = None
     pidfd: int | None = None  # of the supervisor
     forked: bool = False
     company: bool = False  # another trial ran at the same time
     gone: bool = False
-    lost: bool = (
-        False  # could not be killed (uninterruptible in a driver or a file system)
-    )
+    # could not be killed (uninterruptible in a driver or a file system)
+    lost: bool = False
     oom_before: int = 0
     result: dict[str, Any] | None = None
     measured: dict[str, Any] | None = None  # counts if no result comes
     code: int | None = None  # the worker's exit code, as in subprocess
     garbage: str | None = None  # invalid data that came through the result channel
     killed_for: KilledFor | None = None
-    kill_at: float | None = (
-        None  # deadline for its stack dump; None while none was requested
-    )
+    # deadline for its stack dump; None while none was requested
+    kill_at: float | None = None
     last_output: bytes = b""
     dump: bytes = b""
 

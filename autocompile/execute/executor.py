@@ -19,17 +19,15 @@ class Job:
     timeout_s: float  # of each step
     compile_timeout_s: float | None = None  # of the compile step, if another
     total_timeout_s: float | None = None  # of all steps together; None: no limit
-    memory_limit_bytes: int | None = (
-        None  # of all its processes together; None: no limit
-    )
+    # of all its processes together; None: no limit
+    memory_limit_bytes: int | None = None
     environment: Mapping[str, str] = field(
         default_factory=dict
     )  # on top of the parent's
     fresh: bool = False  # in a new interpreter, not in a fork
     python: str | None = None  # path of the interpreter; None: the executor's own
-    toolchain: Path | None = (
-        None  # folder that a probe makes, and compiler caches start with
-    )
+    # folder that a probe makes, and compiler caches start with
+    toolchain: Path | None = None
 
     def allowed_s(self, step: Step) -> float:
         if step is Step.COMPILE and self.compile_timeout_s is not None:

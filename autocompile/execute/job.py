@@ -48,9 +48,8 @@ class JobFactory:
     header: Header
     timeout_s: float  # of one step; three times that for all steps together
     memory_limit_bytes: int | None  # of one trial; None: no limit
-    memory_alone_bytes: int | None = (
-        None  # of a trial that runs alone; None: no other limit
-    )
+    # of a trial that runs alone; None: no other limit
+    memory_alone_bytes: int | None = None
     pythons: Mapping[str, str] = field(
         default_factory=dict
     )  # of environments but the tuner's own

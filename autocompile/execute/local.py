@@ -256,9 +256,8 @@ class LocalExecutor:
     def _kill(self, child: Child, why: KilledFor | None) -> None:
         child.killed_for = child.killed_for or why
         if not kill_tree(None if child.gone else child.supervisor, child.marker):
-            child.gone = child.lost = (
-                True  # unkillable (uninterruptible sleep): abandon it
-            )
+            # unkillable (uninterruptible sleep): abandon it
+            child.gone = child.lost = True
 
     def _finish(self, child: Child) -> None:
         """Kill what is left of a trial, read its remaining output and report how it ended."""

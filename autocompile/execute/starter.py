@@ -81,9 +81,8 @@ class ForkServer:
             theirs.close()
         self.attach(selector)
         self._error: ForkServerError | None = None
-        self._unanswered = (
-            1  # it reports that it is ready, or why not, without a request
-        )
+        # it reports that it is ready, or why not, without a request
+        self._unanswered = 1
         self._asked_at = time.monotonic()
         self._has_to_prepare = False
 
@@ -197,9 +196,8 @@ class ForkServer:
         return f": {lines[-1][:200]}" if lines else ""
 
 
-_idle: dict[str, ForkServer] | None = (
-    None  # by what they share; None: none outlives its starter
-)
+# by what they share; None: none outlives its starter
+_idle: dict[str, ForkServer] | None = None
 
 
 @contextlib.contextmanager

@@ -31,9 +31,8 @@ class Header:
     device: str | None = None
     seed: int = 0
     tolerance: float | None = None
-    calls: RecordedCalls | None = (
-        None  # what the model is called with; None: the target says it
-    )
+    # what the model is called with; None: the target says it
+    calls: RecordedCalls | None = None
 
     @classmethod
     def of(cls, request: Asked) -> Header:
@@ -54,13 +53,11 @@ class TimingLimits:
     most: int | None = None  # rounds; None: as many as fit
     max_s: float = 0.5
     front_s: float = 1.0  # max_s where a side is near the best
-    half_width: float = (
-        0.01  # of a speed-up's interval, relative; stop when it is this narrow
-    )
+    # of a speed-up's interval, relative; stop when it is this narrow
+    half_width: float = 0.01
     beat: float = 0.0  # the best known speed-up; stop when all are clearly below it
-    block_s: float = (
-        0.02  # about; of a GPU three calls at least; a longer call is its own block
-    )
+    # about; of a GPU three calls at least; a longer call is its own block
+    block_s: float = 0.02
 
     @classmethod
     def exactly(cls, rounds: int, max_s: float, block_s: float = 0.02) -> TimingLimits:
@@ -150,14 +147,12 @@ class ProbeRequest(Request):
     """Look at machine, torch and target."""
 
     kind = "probe"
-    phases: tuple[str, ...] | None = (
-        None  # run once in eager mode; None: the target's usual ones
-    )
+    # run once in eager mode; None: the target's usual ones
+    phases: tuple[str, ...] | None = None
     batch_size: int
     backends: tuple[str, ...] | None = None  # to look for; None: the default ones
-    toolchain: str | None = (
-        None  # folder that compiler caches start with; None: no compile
-    )
+    # folder that compiler caches start with; None: no compile
+    toolchain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,9 +223,8 @@ class ProbeResult(TaskResult):
         default_factory=dict
     )  # the mode that each equals here
     options: list[str] = field(default_factory=list)  # names of Inductor's options
-    toolchain_s: float | None = (
-        None  # of the first compile; None where the fork server pays it
-    )
+    # of the first compile; None where the fork server pays it
+    toolchain_s: float | None = None
     during: str | None = None  # the user's function that was being called
 
 

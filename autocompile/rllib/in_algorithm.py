@@ -23,9 +23,8 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.measure.timing import timer_of
 from autocompile.trial.model.load import import_target
 
-_MOST_WARM_UPS = (
-    50  # iterations: with a replay buffer, learning begins after many random steps
-)
+# iterations: with a replay buffer, learning begins after many random steps
+_MOST_WARM_UPS = 50
 
 
 def compare_target(

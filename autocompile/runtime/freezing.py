@@ -105,9 +105,8 @@ def _freeze(
             artifact = None
             with compile_lock:
                 if current is None or current.weights.are_stale(given):
-                    current = (
-                        None  # frees its copy of the weights before another is made
-                    )
+                    # frees its copy of the weights before another is made
+                    current = None
                     current = freeze(given)
                 artifact = current
         before = [given[i]._version for i in buffers] if not is_tried else []

@@ -53,9 +53,8 @@ _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
 # failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
 _FAILURE, _FAILURE_NOISE = -0.2, 0.33
-_IN_FRONT = (
-    1e6  # rank of what begins before all others; gains per second stay below 1e4
-)
+# rank of what begins before all others; gains per second stay below 1e4
+_IN_FRONT = 1e6
 
 
 class State(enum.IntEnum):

@@ -60,9 +60,8 @@ class Study:
     ]  # of the search and the races, those of earlier sessions included
     trials: int | None = None  # most that start a process for the search
     compile_is_limited: bool = False  # a limit leaves out what compiles for longer
-    memory_bytes: int | None = (
-        None  # of the accelerator; None on a CPU: each trial has a limit
-    )
+    # of the accelerator; None on a CPU: each trial has a limit
+    memory_bytes: int | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)  # of the whole run
 
     def __post_init__(self) -> None:

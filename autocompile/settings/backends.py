@@ -28,9 +28,8 @@ class Backend:
 
     trains: bool = True  # computes gradients, or leaves them to torch
     has_modes: bool = False  # takes Inductor's modes
-    by_inductor: bool = (
-        False  # Inductor compiles its graphs, freezes weights, draws numbers
-    )
+    # Inductor compiles its graphs, freezes weights, draws numbers
+    by_inductor: bool = False
     lays_out: bool = False  # weights as it likes, whatever torch's memory format is
     variants: tuple[Variant, ...] = ()
     ours: bool = False  # comes with autocompile

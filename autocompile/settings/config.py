@@ -48,12 +48,10 @@ class CompileConfig:
     ``options`` may be given as a mapping. In eager mode, what needs a compiler has its default.
     """
 
-    backend: str = (
-        "inductor"  # a name that Dynamo knows, or "eager" for what is not compiled
-    )
-    mode: str = (
-        "default"  # an Inductor mode; "default" for every backend that has no modes
-    )
+    # a name that Dynamo knows, or "eager" for what is not compiled
+    backend: str = "inductor"
+    # an Inductor mode; "default" for every backend that has no modes
+    mode: str = "default"
     options: tuple[tuple[str, OptionValue], ...] = ()  # of Inductor, as sorted pairs
     fullgraph: bool = False  # a graph break is an error
     dynamic: bool | None = None  # None lets torch decide after the first recompile
@@ -62,24 +60,19 @@ class CompileConfig:
     # or "step" for a whole training step: forward and backward passes, loss and optimizer. A phase
     # without a model compiles its function.
     scope: str = "model"
-    freezing: bool = (
-        False  # Inductor takes weights as constants; read again when they change
-    )
+    # Inductor takes weights as constants; read again when they change
+    freezing: bool = False
     memory_format: str = "default"  # of the weights of convolutions
     optimizer: str = "default"  # how it steps; "default" is as the target made it
-    threads: int | None = (
-        None  # of torch's operators on a CPU; None for as many as torch takes
-    )
-    precision: str = (
-        "default"  # of float32 products, as in torch.set_float32_matmul_precision
-    )
+    # of torch's operators on a CPU; None for as many as torch takes
+    threads: int | None = None
+    # of float32 products, as in torch.set_float32_matmul_precision
+    precision: str = "default"
     autocast: str = "none"  # the lower precision that torch.autocast computes in
-    guards: str = (
-        "all"  # checked before each call of compiled code; all but "all" are unsafe
-    )
-    environment: str = (
-        "default"  # the name of the interpreter that the setting runs under
-    )
+    # checked before each call of compiled code; all but "all" are unsafe
+    guards: str = "all"
+    # the name of the interpreter that the setting runs under
+    environment: str = "default"
 
     def __post_init__(self) -> None:
         try:

@@ -46,14 +46,12 @@ class Place:
     device: str  # its type: cpu, cuda, ...
     threads: int = 1  # how many torch takes by itself where the phase will run
     has_convolutions: bool = False  # the model has weights of four dimensions
-    regions: str = (
-        ""  # the blocks that the model repeats, in words; empty if there are none
-    )
+    # the blocks that the model repeats, in words; empty if there are none
+    regions: str = ""
     # Implementations that the target's optimizer has beside its own.
     optimizers: tuple[str, ...] = ()
-    writes_buffers: bool = (
-        False  # a call changes the model's own buffers, as of a static cache
-    )
+    # a call changes the model's own buffers, as of a static cache
+    writes_buffers: bool = False
     kinds: int = 1  # how many of the calls differ in shapes or plain arguments
 
 
@@ -71,9 +69,8 @@ class Dimension:
     # values come from the installed torch.
     values: Callable[[Place], tuple[Any, ...]] | None = None
     kinds: tuple[type, ...] = (str,)  # types of its values
-    by_name: bool = (
-        False  # tried only where asked for: it changes numbers or drops a check
-    )
+    # tried only where asked for: it changes numbers or drops a check
+    by_name: bool = False
     # Why only the default makes sense in a place; or empty.
     missing: Callable[[Place], str] = lambda place: ""
     # Why a setting that has another value than the default is not tried; or empty.
@@ -91,9 +88,8 @@ class Dimension:
     # Of plain torch, for exports: applies a value to the process or a ``model``.
     line: Callable[[Any], str] | None = None
     is_written: bool = False  # ``export/python.py`` knows how to write it
-    plural: str = (
-        ""  # its name in a SearchSpace and in TOML, where it is not that of the field
-    )
+    # its name in a SearchSpace and in TOML, where it is not that of the field
+    plural: str = ""
     option: str = ""  # of the command line, where it is not the name of the field
 
     @property

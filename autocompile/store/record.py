@@ -73,12 +73,10 @@ class TaskResult:
     outcome: Outcome = Outcome.INTERRUPTED  # until it has ended
     step: Step = Step.IMPORT  # the last that was reached
     message: str = ""
-    where: str | None = (
-        None  # the last line of the user's own code that an exception passed
-    )
-    explained: Mapping[str, Any] | None = (
-        None  # what, details and hint of an error of ours
-    )
+    # the last line of the user's own code that an exception passed
+    where: str | None = None
+    # what, details and hint of an error of ours
+    explained: Mapping[str, Any] | None = None
     # What else was found, by name. Most of it is only shown; ``breaks`` and ``skipped_frames``
     # also answer the same setting with fullgraph, ``raced_in`` says which sides shared a process.
     detail: dict[str, Any] = field(default_factory=dict)
@@ -131,48 +129,39 @@ class Record(TaskResult):
     phase: str
     config: CompileConfig
     batch_size: int | None
-    role: str = (
-        "search"  # "confirm" for one side of a race, "exported" for exported code
-    )
+    # "confirm" for one side of a race, "exported" for exported code
+    role: str = "search"
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
     duplicate_of: int | None = None  # the trial whose result was reused
     measurement: Measurement | None = None
-    compile_s: float | None = (
-        None  # extra seconds of the first three calls; in races: warm cache
-    )
+    # extra seconds of the first three calls; in races: warm cache
+    compile_s: float | None = None
     # Most other trials that ran beside it, and threads that Inductor had for its compile: with
     # fewer than a program has, or on cores that others use, a compile takes longer.
     beside: int | None = None
     compile_threads: int | None = None
-    compile_window: tuple[float, float] | None = (
-        None  # of these by time.monotonic; not kept
-    )
-    refresh_s: float | None = (
-        None  # extra seconds of a call after new weights, if constants
-    )
-    calls_per_update: int | None = (
-        None  # calls between two changes of the weights, if known
-    )
-    horizon: float | None = (
-        None  # passes that a program lives for, if compile time is to count
-    )
-    kinds: list[CallKind] | None = (
-        None  # of a workload: calls of one shape, most frequent first
-    )
+    # of these by time.monotonic; not kept
+    compile_window: tuple[float, float] | None = None
+    # extra seconds of a call after new weights, if constants
+    refresh_s: float | None = None
+    # calls between two changes of the weights, if known
+    calls_per_update: int | None = None
+    # passes that a program lives for, if compile time is to count
+    horizon: float | None = None
+    # of a workload: calls of one shape, most frequent first
+    kinds: list[CallKind] | None = None
     peak_memory_bytes: int | None = None  # of the compiled side
     eager_peak_memory_bytes: int | None = None
     held_bytes: int | None = None  # of an accelerator's memory, by the whole process
     graphs: int | None = None
     graph_breaks: int | None = None
     recompiles: int | None = None
-    weights_live: bool | None = (
-        None  # whether new weights change what the compiled side computes
-    )
+    # whether new weights change what the compiled side computes
+    weights_live: bool | None = None
     reference_s: float | None = None  # of the reference workload
-    wall_s: float = (
-        0.0  # of its process without pauses; an equal part of one that is shared
-    )
+    # of its process without pauses; an equal part of one that is shared
+    wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
     spans: tuple[
         tuple[str, float, float], ...
@@ -353,9 +342,8 @@ class Measurement:
         0,
         0,
     )  # untimed calls before a block: slowed, or to fill a queue
-    pass_s: float | None = (
-        None  # of a compiled pass alone, about, where the times are not
-    )
+    # of a compiled pass alone, about, where the times are not
+    pass_s: float | None = None
 
     @functools.cached_property
     def speedup(self) -> Interval:

@@ -240,9 +240,8 @@ class Failures(Part):
     step: Step
     message: str  # of the first
     numbers: tuple[int, ...]
-    answered: bool = (
-        False  # none of them was tried, since other trials told the outcome
-    )
+    # none of them was tried, since other trials told the outcome
+    answered: bool = False
     log: str | None = None
 
 

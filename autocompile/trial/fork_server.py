@@ -51,9 +51,8 @@ class _ForkServer:
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch, self._run = torch, run
         self._proven_threads = 0
-        self._toolchain: tuple[int, Path] | None = (
-            None  # its pid, and the folder that it makes
-        )
+        # its pid, and the folder that it makes
+        self._toolchain: tuple[int, Path] | None = None
         self._has_compiled = False
         self._supervisors: set[int] = set()
         self._may_reap = True

@@ -543,9 +543,8 @@ def ended(pid: int) -> None:
 def way_to_start(device: str) -> str:
     """``fork`` if a forked process can use the device, with all modules imported."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
-        "1"  # no pool here; children make their own
-    )
+    # no pool here; children make their own
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx

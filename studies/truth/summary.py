@@ -24,9 +24,8 @@ PICKED, COVERED, EQUALS, POWER = 0.95, 0.90, 0.05, 0.90  # targets
 ERROR = {"quiet": 0.01, "noisy": 0.02}
 BUSY_HOST = ", busy host"
 MANY = 5  # runs: of fewer the median is one of them
-SLOW = (
-    1.1  # times the fastest reference work of all runs: the host was in another state
-)
+# times the fastest reference work of all runs: the host was in another state
+SLOW = 1.1
 
 
 def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:

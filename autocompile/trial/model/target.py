@@ -89,12 +89,10 @@ class Target:
     library: LibraryCalls | None = None  # whose loops call the model's methods
     # What a training step gives to ``loss``.
     train: Callable[[Any, Any], Any] = lambda model, inputs: call_model(model, inputs)
-    inference_model: torch.nn.Module | None = (
-        None  # of an env runner, where it is a smaller one
-    )
-    training_model: torch.nn.Module | None = (
-        None  # of ``forward_train``, where it is a larger one
-    )
+    # of an env runner, where it is a smaller one
+    inference_model: torch.nn.Module | None = None
+    # of ``forward_train``, where it is a larger one
+    training_model: torch.nn.Module | None = None
     fixed_batch: bool = False
     own_batch_size: dict[str, int] = field(
         default_factory=dict
@@ -106,16 +104,14 @@ class Target:
         default_factory=dict
     )  # where a phase's process has others
     algorithm: str | None = None  # ``module:Class`` of what runs the library's loops
-    explain: Callable[[Exception], Exception] | None = (
-        None  # an error of a call in eager mode
-    )
+    # an error of a call in eager mode
+    explain: Callable[[Exception], Exception] | None = None
     choices: dict[str, str] = field(
         default_factory=dict
     )  # the source of each, in words
     sha256: str | None = None
-    rebuild: Callable[[], torch.nn.Module] | None = (
-        None  # builds ``model`` anew if it can
-    )
+    # builds ``model`` anew if it can
+    rebuild: Callable[[], torch.nn.Module] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def model_of(self, phase: str) -> torch.nn.Module:

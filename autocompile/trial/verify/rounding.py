@@ -62,9 +62,8 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     What is not covered: how sums round inside.
     """
 
-    supports_higher_order_operators = (
-        True  # their results stay, and what they call is not seen
-    )
+    # their results stay, and what they call is not seen
+    supports_higher_order_operators = True
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
