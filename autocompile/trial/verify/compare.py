@@ -178,6 +178,9 @@ def explained(
     return (multiple * chances(x) + _OF_FEW / counts(x)) * scale
 
 
+_Pair = tuple[str, Any, Any]
+"""A path, and its leaves of eager and of the compiled side."""
+
 Moving = Callable[[int], Movement | None]
 """Gives what at least so many tries move; None where eager cannot be rounded otherwise."""
 
@@ -238,36 +241,61 @@ def compare(
     eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
     if eager.structure != compiled.structure:
         return f"another structure: {compiled[0]:.120} instead of {eager[0]:.120}"
-    real: list[_Leaf] = []
-    whole: list[tuple[str, Any, Any]] = []  # integers that differ, as they came
-    for (path, want), (_, got) in zip(eager.leaves, compiled.leaves, strict=True):
-        if problem := _other_kind(path, want, got):
-            return problem
+    pairs = _paired(eager.leaves, compiled.leaves)
+    if problem := _first(_other_kind(*pair) for pair in pairs):
+        return problem
+    compared = [pair for pair in pairs if pair[0] not in restless]
+    if problem := _first(_other_thing(*pair) for pair in compared):
+        return problem
+    real = _real_leaves(compared, tolerance)
+    missed = numbers([leaf.misses() for leaf in real])
+    far = [leaf for leaf, by in zip(real, missed, strict=True) if by > 0]
+    if problem := _first(map(_other_infinities, far)):
+        return problem
+    return _unexplained(far, _whole_leaves(compared), real, moved, noise or {})
+
+
+def _paired(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> list[_Pair]:
+    return [(path, a, b) for (path, a), (_, b) in zip(ours, theirs, strict=True)]
+
+
+def _real_leaves(pairs: list[_Pair], asked: float | None) -> list[_Leaf]:
+    """The leaves of real numbers, with their differences."""
+    leaves = []
+    for path, want, got in pairs:
         first, second = _as_tensor(want), _as_tensor(got)
-        if path in restless:
+        if first is None or second is None or not is_real(first):
             continue
-        if first is None or second is None:
-            if not (want is got or bool(want == got)):
-                return f"{path} is {got!r} instead of {want!r}"
-        elif is_real(first):
-            asked = _tolerance(path, first, tolerance)
-            words = "" if want is first else f"{got!r} instead of {want!r}"
-            real.append(_Leaf(path, first, second, asked, apart(first, second), words))
-        elif not torch.equal(first, second):
-            whole.append((path, want, got))
-    floors = _floors({leaf.path: leaf.far for leaf in real})
-    real = [replace(leaf, floor=floors.get(leaf.path, 0.0)) for leaf in real]
-    missed = [leaf.misses() for leaf in real]
-    far = [leaf for leaf, by in zip(real, numbers(missed), strict=True) if by > 0]
-    for leaf in far:
-        if strange := _other_infinities(leaf):
-            return strange
-    return _unexplained(far, whole, real, moved, noise or {})
+        words = "" if want is first else f"{got!r} instead of {want!r}"
+        usual, far = _tolerance(path, first, asked), apart(first, second)
+        leaves.append(_Leaf(path, first, second, usual, far, words))
+    floors = _floors({leaf.path: leaf.far for leaf in leaves})
+    return [replace(leaf, floor=floors.get(leaf.path, 0.0)) for leaf in leaves]
+
+
+def _whole_leaves(pairs: list[_Pair]) -> list[_Pair]:
+    """The integers and booleans that differ, as they came."""
+    return [
+        (path, want, got)
+        for path, want, got in pairs
+        if (first := _as_tensor(want)) is not None
+        and (second := _as_tensor(got)) is not None
+        and not is_real(first)
+        and not torch.equal(first, second)
+    ]
+
+
+def _other_thing(path: str, want: Any, got: Any) -> str | None:
+    """Whether what is no number differs: a text, an enumeration, nothing."""
+    if _as_tensor(want) is not None and _as_tensor(got) is not None:
+        return None
+    is_same = want is got or bool(want == got)
+    return None if is_same else f"{path} is {got!r} instead of {want!r}"
 
 
 def _unexplained(
     far: list[_Leaf],
-    whole: list[tuple[str, Any, Any]],
+    whole: list[_Pair],
     real: list[_Leaf],
     moved: Moving,
     noise: Mapping[str, float],
