@@ -87,7 +87,7 @@ class Dimension:
     ] = "call"
     # Of plain torch, for exports: applies a value to the process or a ``model``.
     line: Callable[[Any], str] | None = None
-    is_written: bool = False  # ``export/python.py`` knows how to write it
+    is_written: bool = False  # ``export/lines.py`` knows how to write it
     # its name in a SearchSpace and in TOML, where it is not that of the field
     plural: str = ""
     option: str = ""  # of the command line, where it is not the name of the field
