@@ -183,7 +183,9 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
     with _at_work(request, parts, folder) as bench:
         request, probes = bench.probe(request, parts.machine)
         run = _described(folder, request, probes, bench)
-        spaces = parts.spaces or spaces_of(request, probes)
+        spaces = parts.spaces
+        if spaces is None:
+            spaces = spaces_of(request, probes)
         # Settled once: what the search goes for first is what the answer is about.
         settled = first_sizes(spaces, request, run.target)
         sizes = run.batch_sizes = {**settled, **run.batch_sizes}

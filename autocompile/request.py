@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -42,6 +42,7 @@ from autocompile.settings.option import (
     choice,
     declared,
     demand_accepted,
+    demand_known,
     kept_names,
     option,
     typed,
@@ -290,6 +291,9 @@ class Request:
                 values[name] = tuple(value)
         for name, kind in (("space", SearchSpace), ("limits", Limits)):
             if isinstance(values.get(name), Mapping):
+                known = [f.name for f in fields(kind)]
+                for key in values[name]:
+                    demand_known(f"{name}: key", key, known)
                 values[name] = kind(**values[name])
         if isinstance(values.get("calls"), (str, Path)):
             values["calls"] = read_calls(Path(values["calls"]))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.api import Parts, tune_with
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest, TrialRequest, read_request
@@ -328,9 +328,7 @@ class Recorded:
         wall_s = max(sum(r.step_s.get(s, 0.0) for s in begins) for r in ended)
         facts = {"environment": found.environment, "target": found.target}
         probe = replace(probed(**facts), wall_s=wall_s)
-        return cls(
-            trials, races, probe, str(found.target.get("spec", folder.path.name))
-        )
+        return cls(trials, races, probe, found.request.target)
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -417,8 +415,15 @@ def replay(
         recorded = Recorded.read(recorded)
     clock = Clock()
     options.setdefault("run_dir", Path(tempfile.mkdtemp(prefix="replay-")) / "run")
-    options.setdefault("phases", tuple(recorded.spaces))
+    if options.get("phases") is None:
+        options["phases"] = tuple(recorded.spaces)
     request = Request.of(recorded.target, options)
-    spaces = {n: s for n, s in recorded.spaces.items() if n in options["phases"]}
+    for phase in request.phases or ():
+        if phase not in recorded.spaces:
+            raise UsageError(
+                f"the phase {phase!r} was not recorded",
+                hint=f"phases={tuple(recorded.spaces)!r}",
+            )
+    spaces = {n: s for n, s in recorded.spaces.items() if n in (request.phases or ())}
     executor = ReplayExecutor(recorded, clock, slots)
     return tune_with(request, Parts(executor, progress, clock, spaces=spaces))

@@ -340,3 +340,9 @@ def test_what_was_typed_becomes_the_fields_that_it_is_of() -> None:
     assert Request.of("net.py", given).limits == Limits(latency_s=0.01)
     assert Request.of("net.py", given).seed == 3
     assert Request.of("net.py", given).asked == {"limits", "seed"}
+
+
+@pytest.mark.parametrize("group", ["space", "limits"])
+def test_an_unknown_key_of_a_group_is_named(group: str) -> None:
+    with pytest.raises(UsageError, match=f"{group}: key 'backened' is none of"):
+        Request.of("model.py", {group: {"backened": 1}})

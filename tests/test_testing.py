@@ -14,7 +14,7 @@ from conftest import ROOT
 from recorded_runs import unpack
 
 import autocompile
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.testing import Recorded, failed, measured, replay
 
@@ -138,3 +138,8 @@ def test_the_examples_of_the_documents_run(
     said = capsys.readouterr().out
     assert "300 tpe forward inductor max-autotune · frozen weights" in said
     assert "torch.compile(" in said or "plain torch.compile()" in said
+
+
+def test_a_phase_that_was_not_recorded_is_named() -> None:
+    with pytest.raises(UsageError, match="'typo' was not recorded"):
+        replay(table(4), phases=("typo",))

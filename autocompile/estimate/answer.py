@@ -384,7 +384,7 @@ _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
     "--tolerance accepts it and settings like it"
 )
-_ROUNDED = re.compile(r"^\['.* is off by .*\(call ")
+_ROUNDED = re.compile(r"^\['.* is off by (?!inf).*\(call ")
 """How a check begins that --tolerance is about."""
 
 

@@ -138,7 +138,7 @@ class _Phase:
         """What may still come of the phase, and the commands that would bring it."""
         if self.state == "running":
             return Outlook(searched=searched, state=self.state)
-        had_s = self.run.request.budget_s or 0.0
+        had_s = self.run.request.total_s or 0.0
         return Outlook(
             searched=searched,
             state=self.state,

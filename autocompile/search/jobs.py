@@ -14,7 +14,7 @@ from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.progress import Progress
-from autocompile.store.record import Outcome
+from autocompile.store.record import AT_WORK, Outcome
 
 _GLANCE_S = 0.25  # maximum delay until Ctrl-C is handled
 _TICK_S = 1.0
@@ -222,3 +222,5 @@ def put_first_log_aside(folder: Path) -> None:
     log = folder / "log.txt"
     if log.exists():
         log.replace(log.with_name("log.first.txt"))
+    # What was at work in the first try says nothing of the second.
+    (folder / AT_WORK).unlink(missing_ok=True)

@@ -21,5 +21,7 @@ def resuming(run: Run, path: str | Path, *more: str) -> str:
         options["accelerators"], folder = (folder.name,), folder.parent
     if request.ray is not None or folder.parent != runs.under:
         options["run_dir"] = folder  # --resume alone looks there
+    if not isinstance(options.get("sampler", ""), str):
+        del options["sampler"]  # an object of Python: no command can name it
     going_on = Request(request.target, **options)
     return going_on.command("--resume", *more, names=options)

@@ -22,6 +22,7 @@ from typing import Any
 import autocompile
 from autocompile.cluster.links import connected, places_of
 from autocompile.cluster.tune_all import tune_all
+from autocompile.request import Request
 from autocompile.result import Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,14 +92,8 @@ def main() -> None:
             keep()
             began = time.monotonic()
             where = Path(scratch) / "all"
-            every = tune_all(
-                TARGET,
-                ray="auto",
-                accelerators=[kind],
-                run_dir=where,
-                show="plain",
-                **ASKED,
-            )
+            asked = {"ray": "auto", "accelerators": (kind,), "run_dir": where, **ASKED}
+            every = tune_all(Request.of(TARGET, asked), show="plain")
             for error in every.errors.values():
                 print(repr(error), file=sys.stderr)
             found["all"] = told(every.results[kind], began)

@@ -223,9 +223,7 @@ def add_set(rows: dict[int, dict[str, Any]], number: int, ending: Ending) -> Non
                 "set": number,
                 "outcome": side.get("outcome", ending.outcome.value),
                 "message": side.get("message", "")[:200],
-                "reference_us": round(
-                    1e6 * (ending.payload.get("reference_s") or 0.0), 1
-                ),
+                "reference_us": round(1e6 * (side.get("reference_s") or 0.0), 1),
                 # Where it was held meanwhile, nobody knows how long a compile took.
                 "warm_compile_s": None if ending.pauses else side.get("compile_s"),
                 **(rounded(side.get("measurement")) or {}),

@@ -95,7 +95,7 @@ def measure(
         for n, label in enumerate(SIDES)
     }
     eager = microseconds(found[0]["measurement"]["eager_s"])
-    reference_us = round(1e6 * ending.payload["reference_s"], 1)
+    reference_us = round(1e6 * found[0]["reference_s"], 1)
     return {"reference_us": reference_us, "times_us": {"eager": eager, **times}}
 
 
@@ -239,7 +239,7 @@ def _logs(rows: list[dict[str, Any]], yard_us: float) -> Iterator[list[float]]:
     for setting in dict.fromkeys(row["setting"] for row in rows):
         calm = [
             np.log(np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"]))[
-                : racing._ROUNDS
+                : racing.LIMITS.rounds
             ]
             for row in rows
             if row["setting"] == setting

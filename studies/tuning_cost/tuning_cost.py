@@ -247,10 +247,10 @@ def by_loop(work: Workload, device: str, folder: Path) -> dict[str, Any]:
                 stderr=log,
             )
         wall_s = time.monotonic() - began
-        said = [
-            json.loads(x) for x in done.stdout.splitlines() if x.startswith(b'{"v"')
-        ]
-        last = said[-1] if said else {}
+        said = [json.loads(x) for x in done.stdout.splitlines() if x.startswith(b"{")]
+        ended = said[-1] if said else {}
+        # The record of the one setting; how the trial ended where it has none.
+        last = {**(ended.get("sides") or [{}])[0], "outcome": ended.get("outcome")}
         raw = last.get("measurement")
         trials.append(
             {

@@ -89,7 +89,7 @@ class Session:
     def __init__(self, request: TrialRequest, channel: Channel) -> None:
         self.request, self.channel = request, channel
         self._at_work = os.open(
-            channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644
+            channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644
         )
         # Found now, since the user's file may change directory when it is loaded.
         self.home = Path(split_spec(request.header.target)[0]).resolve().parent
