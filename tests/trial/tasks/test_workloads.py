@@ -61,17 +61,16 @@ import time
 
 @torch.compiler.disable
 def slow(x):
-    time.sleep(0.3 if len(x) == 5 else 0)
+    time.sleep(0.8 if len(x) == 5 else 0)
     return 0
 """
     path.write_text(path.read_text() + slow)
     config = CompileConfig("aot_eager").to_dict()
     result = try_it("model.py", "train_step", config=config, batch_size=None)
     long = next(kind for kind in result["kinds"] if kind["shape"] == "5×8")
-    assert long["call_s"] > 0.3
-    assert (
-        result["compile_s"] < 3 * 0.3
-    )  # three or more of its calls are made until then
+    assert long["call_s"] > 0.8
+    # Three or more of its calls are made until then.
+    assert result["compile_s"] < 3 * 0.8
 
 
 def test_the_probe_says_what_differs(target: Path, try_it: Try) -> None:
