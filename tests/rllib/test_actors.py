@@ -78,7 +78,8 @@ def of_sizes(phases: dict[str, dict[int | None, CompileConfig]]) -> Tuned:
                 Choice(config, size, speedup, 3) for size, config in one.items()
             )
             for name, one in phases.items()
-        }
+        },
+        {},
     )
 
 
