@@ -623,4 +623,9 @@ def test_use_line_says_when_there_is_nothing_to_compile(
     set_verdicts(report, "keep_eager")
     assert use_line(report).startswith("leave it uncompiled")
     set_verdicts(report, "failed")
+    limits = "nothing to use: no setting that works keeps the limits"
+    assert use_line(report) == limits
+    for phase in report["phases"].values():
+        for trial in phase["trials"]:
+            trial["outcome"] = "crashed"
     assert use_line(report) == "nothing to use: no setting worked"

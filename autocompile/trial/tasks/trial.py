@@ -6,6 +6,7 @@ verified before, with the rest of the checks; one that fails is dropped there, a
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from typing import Any
 
@@ -46,15 +47,18 @@ def new_result(request: TrialRequest) -> TrialResult:
 def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
     """Verify and time settings beside eager mode: the stages of every trial, in their order."""
     session = Session(request, channel)  # load, build, eager: nothing is compiled yet
-    for asked, record in zip(request.sides, result.sides, strict=True):
-        with session.turn(record):
-            entrant = session.compile(asked, record)
-            check_first_calls(session, entrant)
-    session.end_compiling()
-    for entrant, measurement in session.timed():
-        with session.turn(entrant.record):
-            note_times(session, entrant, measurement)
-            check_last_calls(session, entrant, measurement)
+    with contextlib.ExitStack() as held:
+        for asked, record in zip(request.sides, result.sides, strict=True):
+            with session.turn(record):
+                entrant = session.compile(asked, record)
+                if request.checks == "all":  # sides of a race take turns with others
+                    held.enter_context(session.exclusive_on_cpu())
+                check_first_calls(session, entrant)
+        session.end_compiling()
+        for entrant, measurement in session.timed():
+            with session.turn(entrant.record):
+                note_times(session, entrant, measurement)
+                check_last_calls(session, entrant, measurement)
     for entrant in session.running if request.checks == "all" else ():
         with session.turn(entrant.record):
             check_at_leisure(session, entrant, result)
