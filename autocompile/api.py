@@ -20,6 +20,7 @@ from autocompile.execute.memory import busy_cores, busy_gpu, most_memory_bytes
 from autocompile.export.check import exported_code
 from autocompile.progress import Progress
 from autocompile.protocol.requests import Header, ProbeResult
+from autocompile.report.build import build_report
 from autocompile.report.live import progress as progress_of
 from autocompile.request import Request, demand_options
 from autocompile.result import (
@@ -208,7 +209,11 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
                     race.run()
                     has_more = len(study.records) > before
                 if request.only is None and not interrupts.seen:
-                    race.run_exported(exported_code(run, race.answers()))
+                    race.run_exported(
+                        exported_code(
+                            build_report(run, study.records, str(folder.path))
+                        )
+                    )
             except KeyboardInterrupt:  # it does not wait for what still runs
                 interrupts.note()
             result = _concluded(folder, run, request, spaces, study, race, bench)

@@ -60,8 +60,8 @@ class Run:
         """A record of an ending; its number."""
         number = len(self.records)
         record = to_record(number, Setting(config, self.batch_size, self.phase), ending)
-        detail = {**record.detail, "raced_in": ending.payload.get("raced_in", number)}
-        self.records.append(dataclasses.replace(record, detail=detail, **fields))
+        shared = ending.payload.get("raced_in")
+        self.records.append(dataclasses.replace(record, raced_in=shared, **fields))
         return number
 
     def plain(self, speedup: float, **more: Any) -> int:

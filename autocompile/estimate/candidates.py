@@ -184,10 +184,7 @@ def _candidate(
             over = eager.over_default(r, r.measurement)
             alone.append(math.log(over))
             logs[r.race] = math.log(with_costs(over, record, eager.of_process(r)))
-            blocks[r.race] = (
-                r.detail.get("raced_in", r.number),
-                r.measurement.compiled_s,
-            )
+            blocks[r.race] = r.process, r.measurement.compiled_s
     speedup = _of_search(record, eager)
     searched = math.log(speedup.value)
     if record.config.is_baseline:

@@ -118,7 +118,7 @@ def export(report: Report) -> str:
     """The lines of all phases, to paste after the model and the optimizer are built."""
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
-    first, *others = _programs(report) or [Together(())]
+    first, *others = programs_of(report) or [Together(())]
     blocks = [_imports(report, first)]
     if others:
         blocks.append(comment(_which(first, others)))
@@ -135,7 +135,7 @@ def export(report: Report) -> str:
     return program(_refusal(report, faster), *blocks)
 
 
-def _programs(report: Report) -> list[Together]:
+def programs_of(report: Report) -> list[Together]:
     """The programs of a report; a phase that failed asks for nothing."""
     worked = [c for c in choices(report).values() if c.works]
     return programs(worked, facts_of(report))
@@ -288,7 +288,7 @@ def use_line(report: Report, run: str = "last") -> str:
         return f"autocompile export {run} --to json   ({error.what})"
     if not faster:
         return _leave_uncompiled(found)
-    first, *others = _programs(report)
+    first, *others = programs_of(report)
     line = joined(first.statements)
     if refused or others or not line:
         return f"autocompile export {run} --to python"

@@ -282,9 +282,7 @@ def _is_answered(record: Record) -> bool:
 def _log(record: Record, run_dir: str) -> str | None:
     if record.wall_s == 0 or record.duplicate_of is not None:
         return None
-    # Several records share the process of a race.
-    number = record.detail.get("raced_in", record.number)
-    return f"{run_dir}/trials/{number:04d}/log.txt"
+    return f"{run_dir}/trials/{record.process:04d}/log.txt"
 
 
 def _trial(record: Record, run_dir: str) -> Trial:

@@ -136,7 +136,7 @@ class Race:
         """Verify and time exported code in a fresh interpreter, as far as there is time for it."""
         study = self.study
         done = {r.repeats for r in study.records if r.role == EXPORTED}
-        winners = {cell: decision.best for cell, decision in self.answers().items()}
+        winners = {cell: decision.best for cell, decision in self._decisions()}
         with study.jobs(study.deadlines.is_over) as jobs:
             for cell, code in codes.items():
                 winner = winners.get(cell)
@@ -155,11 +155,6 @@ class Race:
                         study.save_raced(
                             dataclasses.replace(record, number=job, role=EXPORTED)
                         )
-
-    def answers(self) -> dict[Cell, Decision]:
-        """The decision of each phase at the batch size that its answer is about."""
-        own = set(self.own_sizes.items())
-        return {cell: decision for cell, decision in self._decisions() if cell in own}
 
     # What has been decided, and the time that is left ---------------------------------------------
 
@@ -311,7 +306,7 @@ class Race:
                 self._alone.add(trial)
                 continue
             record.number, record.race = next(numbers), current.number
-            record.detail["raced_in"] = job
+            record.raced_in = job
             study.save_raced(record)
         if not records and ending.outcome is not Outcome.INTERRUPTED:
             study.progress.warning(

@@ -38,7 +38,8 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         "step": ending.step,
         "message": "" if ending.outcome is Outcome.OK else ending.message,
     }
-    of_parent |= {"role": "search", "repeats": None, "race": None, "duplicate_of": None}
+    of_parent |= {"role": "search"}
+    of_parent |= dict.fromkeys(("repeats", "race", "raced_in", "duplicate_of"))
     spans = (*(ending.first.spans if ending.first else ()), *ending.spans)
     rounded = [(s, round(a, 3), round(b, 3)) for s, a, b in spans if b - a >= 0.001]
     of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": rounded}

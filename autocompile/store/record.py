@@ -78,7 +78,7 @@ class TaskResult:
     # what, details and hint of an error of ours
     explained: Mapping[str, Any] | None = None
     # What else was found, by name. Most of it is only shown; ``breaks`` and ``skipped_frames``
-    # also answer the same setting with fullgraph, ``raced_in`` says which sides shared a process.
+    # also answer the same setting with fullgraph.
     detail: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -133,6 +133,7 @@ class Record(TaskResult):
     role: str = "search"
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
+    raced_in: int | None = None  # of "confirm" the job whose process it shared
     duplicate_of: int | None = None  # the trial whose result was reused
     measurement: Measurement | None = None
     # extra seconds of the first three calls; in races: warm cache
@@ -171,6 +172,11 @@ class Record(TaskResult):
     @property
     def ok(self) -> bool:
         return self.outcome is Outcome.OK and self.measurement is not None
+
+    @property
+    def process(self) -> int:
+        """The number of the job that it ran in: several sides of a race share one."""
+        return self.number if self.raced_in is None else self.raced_in
 
     @property
     def samples(self) -> int:

@@ -118,7 +118,7 @@ def records(sets: list[dict[str, Any]], baseline: str, other: str) -> list[Recor
                 measurement=Measurement(*times),
                 compile_s=None if config.is_eager else 1.0,
                 reference_s=1e-6 * one["reference_us"],
-                detail={"raced_in": index},
+                raced_in=index,
             )
             if index == 0:
                 found.append(trial)  # its trial of the search

@@ -71,7 +71,7 @@ def records(
                 repeats=numbers[name],
                 race=one["set"],
                 reference_s=one["reference_us"] / 1e6,
-                detail={"raced_in": process},
+                raced_in=process,
             )
 
 

@@ -186,7 +186,7 @@ def raced(
         if r.race is None or r.measurement is None:
             continue
         row = found.setdefault(
-            (r.race, r.detail["raced_in"]),
+            (r.race, r.process),
             {
                 "set": r.race,
                 "reference_us": reference_us(r),

@@ -185,7 +185,7 @@ def by_autocompile(
             "config": r.config.to_dict(),
             "batch_size": r.batch_size,
             "set": r.race,
-            "raced_in": r.detail.get("raced_in"),
+            "raced_in": r.raced_in,
             "outcome": r.outcome.value,
             "message": r.message,
             "wall_s": r.wall_s,

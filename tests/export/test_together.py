@@ -20,8 +20,8 @@ from pasting import programs_in
 from torch._dynamo.utils import counters
 
 from autocompile import export as exporting
-from autocompile.estimate.decision import decide_all
 from autocompile.export.check import exported_code
+from autocompile.report.build import build_report
 from autocompile.settings.config import CompileConfig
 from autocompile.store.report import Report as TypedReport
 
@@ -308,18 +308,43 @@ RUN = {
 
 
 def test_the_run_checks_each_phase_by_its_lines_of_the_whole_export() -> None:
-    decisions = {}
+    records = []
     for phase, config in (("forward", AOT), ("train_step", OTHER)):
         run = Run(phase)
         trial = run.search(CompileConfig(**config), 1.5)
         run.race(trial, 1.5, 1.5, 1.5)
-        decisions[phase, 4] = decide_all(run.records)[4]
-    codes = exported_code(run_of(RUN), decisions)
+        records += run.records
+    codes = exported_code(build_report(run_of(RUN), records, "runs/net-0001"))
     whole = exported({"forward": AOT, "train_step": OTHER})
-    assert list(codes) == list(decisions)
+    assert list(codes) == [("forward", 4), ("train_step", 4)]
     for (phase, _), exported_of in codes.items():
         assert exported_of.code in whole.splitlines()
         assert exported_of.called == f"{phase}_model"
         assert exported_of.settings.phases[phase][0].processes == 3
         names = program(exported_of.code, is_training=False)
         assert isinstance(names[exported_of.called], torch.nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "limits", "verdict"),
+    [
+        (1.5, {}, "faster"),
+        (0.9, {"memory_bytes": 1_500_000_000}, "within_limits"),
+        (0.9, {}, "keep_eager"),
+        (0.9, {"memory_bytes": 500_000_000}, "failed"),
+    ],
+)
+def test_the_run_checks_what_its_report_recommends_and_nothing_else(
+    speedup: float, limits: dict[str, float], verdict: str
+) -> None:
+    run = Run("forward")
+    run.records[0].peak_memory_bytes = 2 * 10**9
+    trial = run.search(CompileConfig(**AOT), speedup, peak_memory_bytes=10**9)
+    run.race(trial, speedup, speedup, speedup)
+    request = {"target": "net.py", "limits": limits}
+    about = run_of({**RUN, "request": request, "phases": ["forward"]})
+    report = build_report(about, run.records, "runs/net-0001")
+    answer = report.phases["forward"].answer
+    assert answer.verdict == verdict
+    recommended = [("forward", 4)] if answer.changes_something else []
+    assert list(exported_code(report)) == recommended
