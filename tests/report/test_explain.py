@@ -139,7 +139,7 @@ def test_a_trial_records_what_eager_runs_and_where_the_graph_breaks(
 ) -> None:
     file = tmp_path / "net.py"
     file.write_text(NET)
-    detail = bench.run(file, "inductor").payload["sides"][0]["detail"]
+    detail = bench.run(file, "aot_eager").payload["sides"][0]["detail"]
     (place,) = detail["breaks"]
     assert (place["place"], place["code"]) == (
         "net.py:12",

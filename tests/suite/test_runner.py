@@ -869,6 +869,7 @@ def test_a_damaged_file_is_one_paragraph(tmp_path: Path) -> None:
 # The command --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_warm")
 def test_the_command_compares_and_gates(models: Path) -> None:
     """A real one: eager mode, a compiler that needs no compiler, and a model that is wrong."""
     lie = "torch.nn.functional.linear(x, self.weight) + 0.1 * torch.compiler.is_compiling()"

@@ -105,10 +105,11 @@ def mlp() -> Any:
 # --- honest -------------------------------------------------------------------------------------
 
 
-def test_twenty_honest_steps_in_bfloat16_are_not_refused() -> None:
+@pytest.mark.parametrize("seeds", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_honest_steps_in_bfloat16_are_not_refused(seeds: int) -> None:
     """Steps of AdamW go by the signs of small gradients, which rounding decides."""
     target, implementations = decoder(), ("default", "fused", "for_loop", "foreach")
-    for number in range(20):
+    for number in range(seeds):
         draws = target.make_inputs(4), target.make_inputs(4)
         reference = Reference(target, "train_step", draws, number, [])
         config = CompileConfig("eager", optimizer=implementations[number % 4])
@@ -119,7 +120,15 @@ def test_twenty_honest_steps_in_bfloat16_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["aot_eager", CompileConfig("inductor", optimizer="fused")]
+    "config",
+    [
+        "aot_eager",
+        CompileConfig("aot_eager_decomp_partition", optimizer="fused"),
+        # The compile alone takes many seconds; tests/trial/verify/test_gallery.py has small ones.
+        pytest.param(
+            CompileConfig("inductor", optimizer="fused"), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_compiled_step_in_bfloat16_is_not_refused(config: Any) -> None:
     assert judged(decoder(), "train_step", config).graphs >= 1
@@ -132,6 +141,7 @@ def test_weights_in_bfloat16_are_not_refused() -> None:
     judged(target, "train_step", "aot_eager")
 
 
+@pytest.mark.slow  # quick: test_gallery.py, dropping in train_step
 def test_dropout_with_draws_of_its_own_is_not_refused() -> None:
     judged(decoder(dropout=0.2), "train_step", "inductor")
 
