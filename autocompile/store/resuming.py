@@ -7,20 +7,22 @@ from typing import Any
 
 from autocompile.request import Request
 from autocompile.settings.option import Kept, kept_names
-from autocompile.store import runs
 from autocompile.store.run import Run
 
 
 def resuming(run: Run, path: str | Path, *more: str) -> str:
-    """The command that goes on with a run, by what ``run.json`` holds."""
+    """The command that goes on with a run, by what ``run.json`` holds.
+
+    It names the run's folder: ``--resume`` alone goes on with the newest run of the target, which
+    may be another one by the time at which somebody reads a report.
+    """
     request, folder = run.request, Path(path)
     options: dict[str, Any] = {
         name: getattr(request, name) for name in kept_names(Request, Kept.RESUME)
     }
     if request.ray is not None:  # the run is called as its type of machine
         options["accelerators"], folder = (folder.name,), folder.parent
-    if request.ray is not None or folder.parent != runs.under:
-        options["run_dir"] = folder  # --resume alone looks there
+    options["run_dir"] = folder
     if not isinstance(options.get("sampler", ""), str):
         del options["sampler"]  # an object of Python: no command can name it
     going_on = Request(request.target, **options)

@@ -48,11 +48,11 @@ def test_no_figure_of_a_single_process_passes_a_gate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run_dir", "more"),
-    [("runs/net-0001", ""), ("/my runs/a", " --run-dir '/my runs/a'")],
+    ("run_dir", "named"),
+    [("runs/net-0001", "runs/net-0001"), ("/my runs/a", "'/my runs/a'")],
 )
 def test_what_is_open_comes_with_the_command_that_settles_it(
-    run_dir: str, more: str
+    run_dir: str, named: str
 ) -> None:
     run = Run()
     run.race(run.search(LITE, 1.3), 1.31)
@@ -60,7 +60,8 @@ def test_what_is_open_comes_with_the_command_that_settles_it(
     said = report(run, run_dir)["phases"]["forward"]["answer"]
     assert said["confidence"] == "low"
     assert said["why"].endswith("% faster")
-    assert said["command"] == f"autocompile tune net.py --resume --budget 5m{more}"
+    command = f"autocompile tune net.py --resume --budget 5m --run-dir {named}"
+    assert said["command"] == command
 
 
 def test_a_run_on_a_cluster_goes_on_there() -> None:

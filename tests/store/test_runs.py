@@ -33,10 +33,13 @@ from autocompile.protocol.requests import (
     read_request,
 )
 from autocompile.request import Request
+from autocompile.search.opening import resolved
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Tuned
 from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, RunFolder, Step
+from autocompile.store.resuming import resuming
+from autocompile.store.run import Run
 from autocompile.store.runs import HERE, ON_CLUSTER, find, latest_of, new_folder, shown
 from autocompile.store.targets import is_same_target
 
@@ -80,6 +83,18 @@ def test_a_target_may_be_spelled_in_several_ways(
     (work / "sub").mkdir()
     assert is_same_target(one, other) is same
     assert is_same_target(str(work / one), other) is (same and ".py" in one)
+
+
+def test_the_command_that_goes_on_is_about_the_run_that_is_shown(two: Path) -> None:
+    """Also where a newer run of the same target is there."""
+    every = [made("a/model.py"), made("a/model.py")]
+    in_order(*every)
+    for run in every:
+        words = shlex.split(resuming(Run.read(RunFolder(run)), run))
+        place = words[words.index("--run-dir") + 1]
+        asked = Request(words[2], resume=True, run_dir=Path(place))
+        folder, _ = resolved(asked)
+        assert folder.path.samefile(run)
 
 
 def test_resume_finds_the_run_of_the_target_and_not_that_of_its_namesake(
