@@ -85,19 +85,27 @@ def _frozen() -> None:
 def _alive_with(text: str) -> list[int]:
     """Processes of these tests whose environment or command line holds a text.
 
-    The process that trials are forked from is left out: it lives as long as its executor.
+    Those that trials are forked from are left out, which live as long as their executors, and what
+    one runs in its own session, such as its look for a C++ compiler: how long that takes is a matter
+    of what else the machine does. A trial has sessions of its own.
     """
-    found = []
+    sessions, fork_servers = dict[int, int](), set[int]()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            state, parent, session = stat[0], int(stat[1]), int(stat[3])
             command = (entry / "cmdline").read_bytes()
             seen = (entry / "environ").read_bytes() + command
-            is_ours = text.encode() in seen and OURS.encode() in seen and state != "Z"
-            forks = int(parent) == os.getpid() and b"trial.fork_server" in command
-            if is_ours and not forks and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+            if parent == os.getpid() and b"trial.fork_server" in command:
+                fork_servers.add(int(entry.name))
+            if text.encode() in seen and OURS.encode() in seen and state != "Z":
+                sessions[int(entry.name)] = session
+    left_out = {os.getpid(), *fork_servers}
+    return [
+        pid
+        for pid, session in sessions.items()
+        if pid not in left_out and session not in fork_servers
+    ]
 
 
 def assert_nothing_left(text: str, within_s: float = 60.0) -> None:
