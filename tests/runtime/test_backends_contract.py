@@ -307,6 +307,7 @@ def test_a_buffer_that_the_model_writes_is_written(compiler: Compile) -> None:
         torch.testing.assert_close(model.seen, twin.seen)
 
 
+@without_variants
 def test_a_float_may_change(compiler: Compile) -> None:
     def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
         return (x * by).softmax(-1)

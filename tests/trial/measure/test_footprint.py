@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from conftest import Bench, Clock
+from conftest import Clock
 from in_process import Try, timed_for_a_moment
 from test_worker import a_trial, by_hand, in_this_process
 from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Outcome
 from autocompile.trial.measure import footprint
 from autocompile.trial.tasks import session
 
@@ -121,16 +120,11 @@ BAKED = (("weights", "baked"),)
     "config", [CompileConfig("onnxrt", options=BAKED), CompileConfig(freezing=True)]
 )
 def test_where_no_tensor_shows_the_weights_the_peak_is_not_known(
-    work: Path, bench: Bench, config: CompileConfig
+    work: Path, try_it: Try, config: CompileConfig
 ) -> None:
-    (work / "model.py").write_text(SMALL)
-    request = a_trial(
-        target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1
-    )
-    ending = bench.end(bench.begin(request))
-    assert ending.outcome is Outcome.OK, ending.message
-    assert ending.payload["sides"][0]["peak_memory_bytes"] is None
-    assert ending.payload["sides"][0]["eager_peak_memory_bytes"] > 0
+    found = tried(try_it, work, SMALL, config=config.to_dict(), calls_per_update=1)
+    assert found["peak_memory_bytes"] is None
+    assert found["eager_peak_memory_bytes"] > 0
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
