@@ -46,23 +46,31 @@ def compare(first: Candidate, second: Candidate) -> Interval:
         return first.speedup
     if first.record.config.is_baseline:
         return ratio(ONE, second.speedup)
-    logs = [
-        _in_set(first, second, number)
-        for number in first.logs.keys() & second.logs.keys()
-    ]
+    common_sets = first.logs.keys() & second.logs.keys()
+    logs = [_in_set(first, second, number) for number in common_sets]
     if not logs:
         return ratio(first.speedup, second.speedup)
     if min(first.sets, second.sets) > 1:
         return over_sets(logs)
+    # One set each: what their searches say is all that tells how far single processes differ.
     return of_sets(logs, first.searched - second.searched)
 
 
 def _in_set(first: Candidate, second: Candidate, number: int) -> float:
-    has_costs = extra_s(first.record) or extra_s(second.record)
+    """The log of how many times faster ``first`` was than ``second`` in one set."""
+    over_eager = first.logs[number] - second.logs[number]
     ours, theirs = first.blocks.get(number), second.blocks.get(number)
-    if has_costs or not ours or not theirs or ours[0] != theirs[0]:
-        return first.logs[number] - second.logs[number]
-    return median([math.log(b / a) for a, b in zip(ours[1], theirs[1], strict=False)])
+    if ours is None or theirs is None:
+        return over_eager
+    our_process, our_times = ours
+    their_process, their_times = theirs
+    if our_process != their_process:
+        return over_eager
+    # Costs beside the calls are in the logs, and not in the blocks.
+    if extra_s(first.record) or extra_s(second.record):
+        return over_eager
+    rounds = zip(our_times, their_times, strict=False)
+    return median([math.log(their_s / our_s) for our_s, their_s in rounds])
 
 
 def _is_late(c: Candidate) -> bool:
@@ -120,36 +128,50 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     keeps_eager = eager.keeps(limits)
     allowed = [c for c in found if c is not eager and c.keeps(limits)]
     doubtful = [c for c in allowed if c.slows_eager]
-    rivals = sorted((c for c in allowed if c not in doubtful), key=_speed, reverse=True)
+    rivals = [c for c in allowed if not c.slows_eager]
+    rivals.sort(key=_speed, reverse=True)
     ties = _ties(rivals, keeps_eager)
-    if not ties and not keeps_eager:
+    if not ties and keeps_eager:
+        ties = [eager]
+    if not ties:
         return None
-    best = ties[0] if ties else eager
+    best = ties[0]
     others = [c for c in (*rivals, *doubtful) if c is not best]
     if keeps_eager and best is not eager:
         others.append(eager)
-    compared = [(c, compare(c, best)) for c in others]
-    beyond = [(c, r.high - 1) for c, r in compared if _may_win(c, r)]
-    beyond.sort(key=lambda pair: -pair[1])
+    over_best = [(c, compare(c, best)) for c in others]
+    open_, in_doubt = [], []
+    for c, ratio_ in sorted(over_best, key=lambda pair: -pair[1].high):
+        if _may_win(c, ratio_):
+            pairs = in_doubt if c.slows_eager else open_
+            pairs.append((c, ratio_.high - 1))
     return Decision(
         best=best,
-        ties=tuple(ties) or (eager,),
+        ties=tuple(ties),
         rivals=tuple(c for c in rivals if c is not best),
-        open=tuple(pair for pair in beyond if pair[0] not in doubtful),
-        doubtful=tuple(pair for pair in beyond if pair[0] in doubtful),
-        ceiling=max((r.high - 1 for _, r in compared), default=None),
+        open=tuple(open_),
+        doubtful=tuple(in_doubt),
+        ceiling=max((ratio_.high - 1 for _, ratio_ in over_best), default=None),
         keeps_eager=keeps_eager,
     )
 
 
 def _ties(rivals: Sequence[Candidate], keeps_eager: bool) -> list[Candidate]:
-    """The best of those that may be chosen and its equals, the plainest first."""
-    raced = [c for c in rivals if c.sets] or list(rivals)
-    eligible = [c for c in raced if not keeps_eager or c.reported.low > 1]
+    """The best of those that may be chosen and its equals, the plainest first.
+
+    Args:
+        rivals: fastest first.
+    """
+    eligible = [c for c in rivals if c.sets] or list(rivals)
+    if keeps_eager:
+        eligible = [c for c in eligible if c.reported.low > 1]
     if not eligible:
         eligible = [c for c in rivals if _is_late(c)]
-    equals = [c for c in eligible if compare(eligible[0], c).value <= 1 + SAME]
-    cheapest_s = min((c.record.compile_s or 0.0 for c in equals), default=0.0)
+    if not eligible:
+        return []
+    fastest = eligible[0]
+    equals = [c for c in eligible if compare(fastest, c).value <= 1 + SAME]
+    cheapest_s = min(c.record.compile_s or 0.0 for c in equals)
     return sorted(equals, key=lambda c: plainness(c, cheapest_s))
 
 
@@ -169,11 +191,14 @@ def decide_all(
 ) -> dict[int | None, Decision]:
     """The decision for each batch size of a phase whose eager mode was measured."""
     every = candidates(records)
-    sizes = sorted({c.record.batch_size for c in every}, key=lambda s: s or 0)
-    found = {
-        s: decide([c for c in every if c.record.batch_size == s], limits) for s in sizes
-    }
-    return {size: decision for size, decision in found.items() if decision}
+    sizes = {c.record.batch_size for c in every}
+    found = {}
+    for size in sorted(sizes, key=lambda size: size or 0):
+        here = [c for c in every if c.record.batch_size == size]
+        decision = decide(here, limits)
+        if decision:
+            found[size] = decision
+    return found
 
 
 def as_calls_grow(
@@ -183,39 +208,56 @@ def as_calls_grow(
 
     Eager mode is the first; one that is less than 2 % faster than the one before it is left out.
     """
-    eager = [c for c in found if c.record.config.is_baseline and c.keeps(limits)]
-    rivals = [
-        c
-        for c in found
-        if not c.record.config.is_baseline and c.keeps(limits) and not c.slows_eager
+    allowed = [c for c in found if c.keeps(limits)]
+    eager = [c for c in allowed if c.record.config.is_baseline]
+    compiled = [
+        c for c in allowed if not c.record.config.is_baseline and not c.slows_eager
     ]
-    raced = [c for c in rivals if c.sets]
-    late = (
-        []
-        if any(c.reported.low > 1 for c in raced)
-        else [c for c in rivals if _is_late(c)]
-    )
-    rivals = [*raced, *late] if raced else rivals
-
-    def call_s(c: Candidate) -> float:
-        return c.call_s + refreshing_s(c.record)
-
+    rivals = _that_count(compiled)
     # Where eager breaks a limit, the first is what compiles in the least time.
-    first_of_all = eager or sorted(rivals, key=lambda c: (c.compile_s, call_s(c)))[:1]
-    turns = [(c, 0.0) for c in first_of_all]
+    by_compile_time = sorted(rivals, key=lambda c: (c.compile_s, _with_refreshing_s(c)))
+    first = (eager or by_compile_time)[:1]
+    turns = [(c, 0.0) for c in first]
     while turns:
-        now, since = turns[-1]
-        faster = [c for c in rivals if call_s(c) * (1 + ZONE) < call_s(now)]
-        if not faster:
+        following = _next_turn(*turns[-1], rivals)
+        if following is None:
             break
-        after = [
-            max(since, (c.compile_s - now.compile_s) / (call_s(now) - call_s(c)))
-            for c in faster
-        ]
-        first = min(range(len(faster)), key=lambda n: (after[n], call_s(faster[n])))
-        turns = [turn for turn in turns if turn[1] < after[first]]
-        turns.append((faster[first], after[first]))
+        # One that would be overtaken before its own turn has none.
+        turns = [turn for turn in turns if turn[1] < following[1]]
+        turns.append(following)
     return turns
+
+
+def _that_count(rivals: Sequence[Candidate]) -> list[Candidate]:
+    """Those that were raced, if any was, and where none of them pays also late ones."""
+    raced = [c for c in rivals if c.sets]
+    if not raced:
+        return list(rivals)
+    if any(c.reported.low > 1 for c in raced):
+        return raced
+    return raced + [c for c in rivals if _is_late(c)]
+
+
+def _next_turn(
+    now: Candidate, since: float, rivals: Sequence[Candidate]
+) -> tuple[Candidate, float] | None:
+    """What overtakes a setting first, and after how many passes: at least ``since``."""
+    now_s = _with_refreshing_s(now)
+    overtaking = []
+    for c in rivals:
+        call_s = _with_refreshing_s(c)
+        if call_s * (1 + ZONE) < now_s:
+            passes = (c.compile_s - now.compile_s) / (now_s - call_s)
+            overtaking.append((max(since, passes), call_s, c))
+    if not overtaking:
+        return None
+    after, _, first = min(overtaking, key=lambda each: each[:2])
+    return first, after
+
+
+def _with_refreshing_s(c: Candidate) -> float:
+    """Seconds of a pass with its share of refreshing constants, but not of compiling."""
+    return c.call_s + refreshing_s(c.record)
 
 
 def finalists(decision: Decision) -> list[Candidate]:
@@ -226,14 +268,14 @@ def finalists(decision: Decision) -> list[Candidate]:
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
     every = [c for c in every if not c.record.config.is_baseline]
     raced = [c for c in every if c.sets]
-    least = decision.least
-    chosen = _going_on(decision, raced) if raced else _first(every, least)
-    default = [
-        c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen
-    ]
+    chosen = _going_on(decision, raced) if raced else _first(every, decision.least)
+    if not chosen:
+        return []
     # Also raced next to other environments, since it brings eager mode of the default one.
-    elsewhere = any(c.record.config.environment != "default" for c in chosen)
-    return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
+    is_elsewhere = any(c.record.config.environment != "default" for c in chosen)
+    plain = [c for c in every if c.record.config == DEFAULT_INDUCTOR]
+    needed = [c for c in plain if is_elsewhere or c.sets < SETS[0]]
+    return chosen + [c for c in needed if c not in chosen]
 
 
 def _first(searched: Sequence[Candidate], least: float) -> list[Candidate]:
@@ -253,20 +295,23 @@ def _first(searched: Sequence[Candidate], least: float) -> list[Candidate]:
 
 def _going_on(decision: Decision, raced: Sequence[Candidate]) -> list[Candidate]:
     """Later, the leader with those that lack sets and those that may still be better."""
-    leader, may_win = raced[0], [c for c, _ in decision.open]
-    chosen = [
-        c
-        for c in raced
-        if c.speedup.high > decision.least
-        and not is_out(c, leader)
-        and (
-            c in (leader, decision.best)
-            or (c.tries < SETS[1] and (c.sets < SETS[0] or c in may_win))
-        )
+    leader = raced[0]
+    may_win = [c for c, _ in decision.open]
+
+    def needs_sets(c: Candidate) -> bool:
+        # The others are compared with these two in the same sets.
+        if c in (leader, decision.best):
+            return True
+        return c.tries < SETS[1] and (c.sets < SETS[0] or c in may_win)
+
+    alive = [
+        c for c in raced if c.speedup.high > decision.least and not is_out(c, leader)
     ]
+    chosen = [c for c in alive if needs_sets(c)]
     late = [] if decision.best.record.config.is_baseline else [decision.best]
     new = [c for c in (*late, *may_win) if not c.tries]
-    return chosen + new[: max(0, _MOST - len(chosen))]
+    room = max(0, _MOST - len(chosen))
+    return chosen + new[:room]
 
 
 def is_out(candidate: Candidate, leader: Candidate) -> bool:
