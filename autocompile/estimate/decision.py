@@ -140,7 +140,8 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     if keeps_eager and best is not eager:
         others.append(eager)
     over_best = [(c, compare(c, best)) for c in others]
-    open_, in_doubt = [], []
+    open_: list[tuple[Candidate, float]] = []
+    in_doubt: list[tuple[Candidate, float]] = []
     for c, ratio_ in sorted(over_best, key=lambda pair: -pair[1].high):
         if _may_win(c, ratio_):
             pairs = in_doubt if c.slows_eager else open_
