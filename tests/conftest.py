@@ -374,6 +374,7 @@ def typed(
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["autocompile", *args])
+        monkeypatch.setattr("autocompile.cli.BEGAN", time.monotonic())
         before, code = signal.getsignal(signal.SIGTERM), 0
         capsys.readouterr()
         try:

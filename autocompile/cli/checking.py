@@ -125,6 +125,7 @@ _OF_VERIFY = {
     options.named(name, help=help, panel="") for name, help in _OF_VERIFY.items()
 )
 def verify(
+    context: typer.Context,
     asked: options.Asked,
     settings: Settings = "last",
     target: Moved = None,
@@ -176,6 +177,7 @@ def verify(
         required,
         given,
         progress,
+        context.obj,
     )
     print_or_draw(verified, as_json, lambda console: render_verified(verified, console))
     if verified["interrupted"]:

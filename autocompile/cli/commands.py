@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from autocompile import cli
 from autocompile.cli.browse import export, list_runs, show
 from autocompile.cli.checking import check, doctor, init, verify
 from autocompile.cli.output import say
@@ -107,7 +108,7 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        app()
+        app(obj=cli.BEGAN)
     except AutocompileError as error:
         _end_with(error, error.exit_code)
     except KeyboardInterrupt:

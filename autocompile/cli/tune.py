@@ -26,6 +26,7 @@ RequireSpeedup = Annotated[
 
 @options.takes(options.DECLARED.values())
 def tune(
+    context: typer.Context,
     target: options.Target,
     asked: options.Asked,
     dry_run: DryRun = False,
@@ -61,9 +62,14 @@ def tune(
     if request.ray is not None:
         from autocompile.cluster.tune_all import tune_all
 
-        _end_all(tune_all(request, progress), require_speedup, as_json, verbose)
+        _end_all(
+            tune_all(request, progress, began=context.obj),
+            require_speedup,
+            as_json,
+            verbose,
+        )
         return
-    result = api.tune_with(request, api.Parts(progress=progress))
+    result = api.tune_with(request, api.Parts(progress=progress, began=context.obj))
     shown = str(request.run_dir or runs.shown(result.run_dir))
     with without_interrupts():
         show_result(result.report, shown, as_json, verbose)

@@ -47,7 +47,10 @@ class OnCluster:
 
 
 def tune_all(
-    request: Request, show: str = "auto", machines: Machines = None
+    request: Request,
+    show: str = "auto",
+    machines: Machines = None,
+    began: float | None = None,
 ) -> OnCluster:
     """Tune a target on a Ray cluster: a whole run for each accelerator type, and a table of all.
 
@@ -58,6 +61,8 @@ def tune_all(
     Args:
         show: progress: ``auto``, ``plain`` or ``none``.
         machines: by type, the environment of earlier runs that these are to stand beside.
+        began: when the budget of those that are tuned first began, by ``time.monotonic``;
+            None: now. Others have a budget each, from their own beginning.
     """
     spec = request.target
     files, place, sent = shipment_of(spec)
@@ -70,8 +75,7 @@ def tune_all(
         results: dict[str, Result] = {}
         errors: dict[str, BaseException] = {}
 
-        def work(kind: str) -> None:
-            began = time.monotonic()  # its stations start within the budget
+        def work(kind: str, since: float) -> None:
             try:
                 links = cluster.open(places[kind], message)
                 executor = ClusterExecutor(
@@ -89,7 +93,7 @@ def tune_all(
                     parts = api.Parts(
                         executor,
                         _progress(show, kind if len(places) > 1 else ""),
-                        began=began,
+                        began=since,
                         machine=(machines or {}).get(kind),
                     )
                     results[kind] = api.tune_with(one, parts)
@@ -97,7 +101,11 @@ def tune_all(
                 errors[kind] = error
 
         for kinds in side_by_side(places):
-            _run_all([functools.partial(work, kind) for kind in kinds], interrupts)
+            # Stations start within the budget.
+            since = time.monotonic() if began is None else began
+            every = [functools.partial(work, kind, since) for kind in kinds]
+            _run_all(every, interrupts)
+            began = None
             if interrupts.count:
                 break
     outcome = OnCluster(folder, results, errors)

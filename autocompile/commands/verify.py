@@ -82,6 +82,7 @@ def verify(
     required: Mapping[str, float],
     given: Mapping[str, Any],
     progress: Progress | str,
+    began: float | None = None,
 ) -> dict[str, Any]:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
@@ -92,6 +93,7 @@ def verify(
         target: None: that of the settings.
         given: options of :func:`autocompile.tune`, which go before those of the settings:
             a budget, a timeout, ``pythons`` where interpreters are by now, other calls.
+        began: when the budget began, by ``time.monotonic``; None: now.
 
     Returns:
         ``checks``: a row for each setting. ``unmet``: a sentence for each requirement that is not
@@ -104,7 +106,7 @@ def verify(
         log_shown(),
     ):
         request = replace(request, run_dir=Path(folder) / "run")
-        result = api.tune_with(request, api.Parts(progress=progress))
+        result = api.tune_with(request, api.Parts(progress=progress, began=began))
     checks = check(entry, result)
     unmet = [text for one in checks for text in one.unmet(required)]
     return {

@@ -39,6 +39,7 @@ def _takes() -> list[Declared]:
 
 @options.takes(_takes())
 def suite(
+    context: typer.Context,
     asked: options.Asked,
     what: What = None,
     fixed: Annotated[bool, options.switch("--fixed", _FIXED, COMMON)] = False,
@@ -83,7 +84,7 @@ def suite(
     earlier = Suite.read(_folder(compare)) if compare else None
     tell = say if progress != "none" else lambda text: None
     request = Request.of("", options.given(asked))
-    parts = Parts(progress=progress)
+    parts = Parts(progress=progress, began=context.obj)
     folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
     changes = shown.differences(found, earlier) if earlier else {}
     document = shown.document(found, earlier)

@@ -148,6 +148,7 @@ class Runner:
         tune: makes a run and gives the reports of it, by a word that tells several apart.
         say: tells the user of errors.
         note: tells the user where it is.
+        began: when the budget began, by ``clock``; None: now.
     """
 
     folder: Path
@@ -157,9 +158,10 @@ class Runner:
     say: Callable[[str], None]
     note: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
+    began: float | None = None
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._began = self.clock() if self.began is None else self.began
         self._waited_s = 0.0
         self._earlier_s = self.suite.wall_s
         self._errors: dict[str, str] = {}
@@ -419,9 +421,13 @@ def run_suite(
     from autocompile.execute.exclusive import held
     from autocompile.execute.starter import shared_fork_servers
 
+    began = parts.began
+    parts = dataclasses.replace(parts, began=None)  # each member has a share of its own
     if request.ray is None and parts.executor is None:
-        with held("autocompile suite", say, request.wait):
-            pass  # another command ends this one here only: a model waits for it
+        # Another command ends this one here only: a model waits for it.
+        with held("autocompile suite", say, request.wait) as waited_s:
+            if began is not None:
+                began += waited_s
     folder, suite = (_resumed if request.resume else _begun)(what, request, fixed)
     every = _of_every_member(suite, request)
 
@@ -448,7 +454,7 @@ def run_suite(
         return {"": api.tune_with(one, here).report}
 
     with shared_fork_servers():  # torch and a library are imported once
-        runner = Runner(folder, suite, request.budget_s, tune, say, note)
+        runner = Runner(folder, suite, request.budget_s, tune, say, note, began=began)
         return folder, runner.run()
 
 

@@ -22,6 +22,7 @@ from scripts import tune
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.searchspace import SearchSpace
+from autocompile.settings.tuned import Choice, Tuned
 from autocompile.store.record import Outcome, Step
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -331,3 +332,61 @@ def test_the_version_is_shown(typed: Typed) -> None:
     words = typed("--version").stdout.split()
     assert words[0] == "autocompile" and words[1].startswith("0.")
     assert words[1] in ROOT.joinpath("CHANGELOG.md").read_text("utf-8")
+
+
+# The budget ------------------------------------------------------------------------------
+
+BEGAN_LONG_AGO = """
+import sys
+from autocompile import cli
+cli.BEGAN -= 100
+from autocompile.cli.commands import main
+sys.argv[0] = "autocompile"
+main()
+"""
+
+
+def test_a_budget_counts_from_the_beginning_of_the_program(tmp_path: Path) -> None:
+    """Here the imports seem to have taken 100 s, which is more than there is."""
+    (tmp_path / "model.py").write_text(MODEL)
+    command = [sys.executable, "-c", BEGAN_LONG_AGO, "tune", "model.py"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "--budget", "60s"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < 60
+    assert "took the whole budget of 60 s" in one_paragraph(done)
+
+
+@pytest.mark.parametrize(
+    "command", ["tune model.py", "verify tuned.json", "suite list.toml"]
+)
+def test_each_command_with_a_budget_hands_on_when_it_began(
+    command: str,
+    typed: Typed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import autocompile.cli
+    from autocompile.errors import RunError
+
+    seen = []
+
+    def began(*given: object, **more: object) -> None:
+        seen.append(more.get("began") or vars(given[-1])["began"])
+        raise RunError("that is all")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "list.toml").write_text('models = ["model.py"]')
+    choice = Choice(CompileConfig(backend="eager"), 4)
+    tuned = Tuned({"forward": (choice,)}, fingerprint={}, target="model.py")
+    (tmp_path / "tuned.json").write_text(json.dumps(tuned.to_dict()))
+    monkeypatch.setattr("autocompile.api.tune_with", began)
+    monkeypatch.setattr("autocompile.suite.runner.Runner", began)
+    typed(*command.split())
+    assert seen == [autocompile.cli.BEGAN]
