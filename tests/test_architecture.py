@@ -114,6 +114,7 @@ WINGS = {
     "suite": {
         "__init__": "commands",
         "runner": "commands",
+        "members": "commands",
         "rows": "report",
         "tables": "report",
         "command": "cli",

@@ -132,25 +132,46 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
         height=len(rows) * _ROW + _TOP + _BOTTOM,
     )
     value = best.speedup.value
-    ends = [
-        (max(c.speedup.low, 0), min(c.speedup.high, 3 * c.speedup.value)) for c in rows
-    ]
-    own = [[math.exp(log) for log in c.logs.values()] for c in rows]
-    place = plot.across([1, value, *(v for each in (*ends, *own) for v in each)], 12)
+    shown = [1.0, value]
+    for row in rows:
+        shown += [*_ends(row), *_of_processes(row)]
+    place = plot.across(shown, 12)
     left, right = place(value / (1 + ZONE)), place(value * (1 + ZONE))
     plot.band = left, round(right - left, 1)
     plot.lines.append((place(1), _TOP, place(1), plot.bottom, "dim", 1.5))
-    for i, (row, (low, high), each) in enumerate(zip(rows, ends, own, strict=True)):
+    for number, row in enumerate(rows):
         is_best = row.record.number == best.number
-        color, y = "best" if is_best else "ink", _TOP + i * _ROW
-        name = show.label(row.record.config)
-        title = f"{show.shorten(name, _NAME)}{' (best)' * is_best}"
-        plot.words.append((14, y + 14, "start", title))
-        plot.lines.append((place(low), y + 24, place(high), y + 24, color, 2))
-        plot.dots += [(place(v), y + 33, 2, "dim", True, "") for v in each]
-        tip = f"{name}: {show.estimate(row.speedup)}"
-        plot.dots.append((place(row.speedup.value), y + 24, 4.5, color, raced, tip))
+        _draw_row(plot, place, _TOP + number * _ROW, row, is_best, raced)
     yield plot
+
+
+def _ends(row: Candidate) -> tuple[float, float]:
+    """The ends of an interval; one that is very wide would leave no room for the others."""
+    found = row.speedup
+    return max(found.low, 0), min(found.high, 3 * found.value)
+
+
+def _of_processes(row: Candidate) -> list[float]:
+    """The speed-up in each fresh process."""
+    return [math.exp(log) for log in row.logs.values()]
+
+
+def _draw_row(
+    plot: Plot, place: Scale, top: float, row: Candidate, is_best: bool, raced: bool
+) -> None:
+    """A finalist: its name, below that its interval, and below that its processes."""
+    color = "best" if is_best else "ink"
+    name = show.label(row.record.config)
+    title = show.shorten(name, _NAME)
+    if is_best:
+        title += " (best)"
+    plot.words.append((14, top + 14, "start", title))
+    low, high = _ends(row)
+    plot.lines.append((place(low), top + 24, place(high), top + 24, color, 2))
+    for value in _of_processes(row):
+        plot.dots.append((place(value), top + 33, 2, "dim", True, ""))
+    tip = f"{name}: {show.estimate(row.speedup)}"
+    plot.dots.append((place(row.speedup.value), top + 24, 4.5, color, raced, tip))
 
 
 def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:

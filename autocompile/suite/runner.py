@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.commands.toml import parse_toml, read_toml
 from autocompile.errors import (
     AnotherMachine,
     AutocompileError,
@@ -26,18 +24,16 @@ from autocompile.errors import (
 )
 from autocompile.request import Request
 from autocompile.settings.option import Kept, kept_names
-from autocompile.settings.searchspace import SearchSpace
-from autocompile.space.space import USUAL_PHASES
 from autocompile.store import runs, targets
 from autocompile.store.files import write_json
 from autocompile.store.record import RunFolder
 from autocompile.store.report import Report
 from autocompile.store.run import Run
 from autocompile.store.targets import target_spec
+from autocompile.suite.members import members_of
 from autocompile.suite.rows import SUITE, Member, Row, Suite, rows_of
 
 Machines = Mapping[str, Mapping[str, Any]] | None
-_BATCH_SIZE = 8  # one size, since there are many models
 # Share of the budget that all models get alike; the rest goes where most may be won.
 _FIRST = 0.7
 # Seconds in less than which a run cannot try even plain torch.compile(). A model whose share is
@@ -46,97 +42,6 @@ _LEAST_S = 45.0
 # A run in which no compile has ended gets this many times the seconds that it had.
 _MORE = 1.5
 _WORTH = 0.01  # a likely gain below this, as a fraction, is none
-
-
-def members_of(
-    what: str, phases: tuple[str, ...] | None, batch_sizes: tuple[int, ...] | None
-) -> tuple[Member, ...]:
-    """The models of a suite by its name, of the targets in a folder, or of a list in TOML.
-
-    Raises:
-        UsageError: there is no such suite, or the list is none.
-    """
-    own = _lists()
-    defaults: dict[str, Any] = {}
-    path = Path(what)
-    if what in own:
-        models = own[what]
-    elif path.is_dir():
-        models = [str(p) for p in sorted(path.glob("*.py")) if _is_target(p)]
-        if not models:
-            raise UsageError(
-                f"no file in {what} defines get_model() or a Model with get_init_inputs()",
-                hint="autocompile init model.py   (writes a file to start from)",
-            )
-    elif path.suffix == ".toml":
-        models, defaults = _list_of(path)
-    else:
-        raise UsageError(
-            f"there is no suite {what}",
-            f"suites: {', '.join(own)}; or a folder of targets, or a list of them in TOML",
-            hint='models = ["timm:resnet18", "model.py"]   (a whole list.toml)',
-        )
-    found: list[Member] = []
-    for model in models:
-        try:
-            given = {
-                **defaults,
-                **({"target": model} if isinstance(model, str) else model),
-            }
-            if lost := {*given} - {*_KEYS}:
-                raise ValueError(f"{min(lost)} is no key")
-            one: Member = Member.from_dict({**given, "folder": ""})
-            SearchSpace(batch_sizes=one.batch_sizes)
-        except (TypeError, ValueError, UsageError) as error:
-            raise UsageError(
-                f"{what}: {model!r} is no model: {error}",
-                hint='{ target = "model.py", phases = ["forward"], batch_sizes = [1, 16] }',
-            ) from None
-        # A file has phases and sizes of its own; its inputs may be of a single size.
-        usual = (
-            (USUAL_PHASES, (_BATCH_SIZE,))
-            if targets.library_model(one.target)
-            else (None, None)
-        )
-        asked = phases or one.phases or usual[0]
-        sizes = batch_sizes or one.batch_sizes or usual[1]
-        for phase in asked or (None,):
-            name = targets.short_name(one.target) + (f".{phase}" if phase else "")
-            count = sum(
-                m.folder == name or m.folder.startswith(f"{name}+") for m in found
-            )
-            name += f"+{count}" if count else ""
-            only = (phase,) if phase else None
-            found.append(
-                Member(target=one.target, folder=name, phases=only, batch_sizes=sizes)
-            )
-    return tuple(found)
-
-
-_KEYS = ("target", "phases", "batch_sizes")
-
-
-def _lists() -> dict[str, list[Any]]:
-    source = resources.files(__package__).joinpath("suites.toml").read_text("utf-8")
-    return {name: one["models"] for name, one in parse_toml(source).items()}
-
-
-def _is_target(path: Path) -> bool:
-    text = path.read_text("utf-8", "replace") if path.is_file() else ""
-    return bool(
-        re.search(r"^def get_model\b|^def get_init_inputs\b", text, re.MULTILINE)
-    )
-
-
-def _list_of(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    data = read_toml(path)
-    models = data.pop("models", None)
-    if not isinstance(models, list) or not models or {*data} - {*_KEYS}:
-        raise UsageError(
-            f"{path} is no list of models",
-            hint='models = ["timm:resnet18", "model.py"]   (beside it: phases, batch_sizes)',
-        )
-    return models, data
 
 
 @dataclass
@@ -408,7 +313,7 @@ def run_suite(
     """Tune every model of a suite; the folder of its runs, and its rows.
 
     Args:
-        what: as :func:`members_of` takes it; None to resume the last suite.
+        what: as :func:`~autocompile.suite.members.members_of` takes it; None to resume the last suite.
         request: what is asked for of every member, without a target; its budget, folder
             and ``resume`` are of the whole suite.
         fixed: time the settings of the space and nothing else.

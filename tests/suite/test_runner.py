@@ -37,8 +37,9 @@ from autocompile.settings.option import Kept, kept_names
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report, Tried
+from autocompile.suite.members import members_of
 from autocompile.suite.rows import Member, Row, Suite, rows_of
-from autocompile.suite.runner import Runner, members_of, run_suite
+from autocompile.suite.runner import Runner, run_suite
 from autocompile.suite.tables import (
     differences,
     document,
