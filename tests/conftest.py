@@ -23,7 +23,6 @@ import pytest
 from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
-from autocompile.execute.starter import Isolation
 from autocompile.protocol.requests import (
     Header,
     Side,
@@ -31,6 +30,7 @@ from autocompile.protocol.requests import (
     TrialRequest,
     request_of,
 )
+from autocompile.request import Isolation
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder
 

@@ -403,3 +403,49 @@ def test_the_word_of_a_wing_stands_in_its_folder_and_at_its_doors(words: str) ->
 def test_no_two_modules_have_one_file_name() -> None:
     every = [p.name for p in FILES if p.name not in ("__init__.py", "__main__.py")]
     assert sorted(every) == sorted(set(every))
+
+
+# Public names that several modules define, and why each of them does.
+SHARED = {
+    "a command, the function that does its work, and the same as a tool or in Python": (
+        "check doctor export list_runs load record show tune verify"
+    ),
+    "the same callback over another trainer": "TunedCallback",
+    "the entry of a process": "main",
+    "the version of one file's form": "SCHEMA",
+    "one thing as the parent, a station or the child has it": (
+        "Interrupts Request Side Station Step Target described probe"
+    ),
+    "the option of a command, and what it is about": "Asked Json Moved Output Progress",
+    "what a report says of it": "Choice Unit Workload plain ratio seconds speedup",
+    "a general word, about another subject in each module": (
+        "Clock Compiled MODEL PROCESS Parts Place State answer choices compare encode "
+        "figures measured save side_by_side"
+    ),
+}
+
+
+def test_a_public_name_is_of_one_module() -> None:
+    """Or it is on the list with a reason; the list names nothing else."""
+    homes: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            for each in defined_by(node):
+                if not each.startswith("_"):
+                    homes.setdefault(each, set()).add(name)
+    several = {each for each, modules in homes.items() if len(modules) > 1}
+    listed = [each for names in SHARED.values() for each in names.split()]
+    assert several == set(listed)
+    assert len(listed) == len(set(listed))
+
+
+def defined_by(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [each.id for each in targets if isinstance(each, ast.Name)]

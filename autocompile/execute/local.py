@@ -22,8 +22,9 @@ from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Event, Job, Told
 from autocompile.execute.heard import Heard
 from autocompile.execute.memory import default_jobs, usable_cores
-from autocompile.execute.starter import Isolation, ProcessStarter
+from autocompile.execute.starter import ProcessStarter
 from autocompile.execute.trees import kill_tree, pause, resume, tree_memory_bytes
+from autocompile.request import Isolation
 
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _MOST_THREADS = 32  # torch's own limit of compile workers

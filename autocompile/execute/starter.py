@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import send_handle
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
-from typing import Any, Literal
+from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.execute.child import Child, Clock
 from autocompile.execute.executor import Job
 from autocompile.interpreters.started import lent_package
 from autocompile.protocol.processes import MARKER
-
-Isolation = Literal["auto", "fork", "spawn"]
+from autocompile.request import Isolation
 
 _MODULE = "autocompile.trial.fork_server"
 _PATIENCE_S = 120.0  # to import everything on a slow disk

@@ -275,12 +275,12 @@ def _compile_call(config: CompileConfig, facts: Facts, function: str) -> str:
     if _isolates(facts, config):
         given["isolate_recompiles"] = "True"
     if config.guards != "all":
-        given["options"] = options_of(config)
+        given["options"] = options_as_code(config)
     arguments = (function, *(f"{name}={value}" for name, value in given.items()))
     return f"torch.compile({', '.join(arguments)})"
 
 
-def options_of(config: CompileConfig) -> str:
+def options_as_code(config: CompileConfig) -> str:
     """The dictionary of options as source, including the guard filter."""
     entries = [f"{quoted(name)}: {literal(value)}" for name, value in config.options]
     if config.guards != "all":

@@ -26,7 +26,7 @@ def comment(text: object) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-NOTHING = comment("Nothing was found to be faster than eager mode: leave it as it is.")
+LEAVE_IT = comment("Nothing was found to be faster than eager mode: leave it as it is.")
 
 
 def quoted(text: str) -> str:

@@ -15,17 +15,17 @@ from autocompile.export.lines import (
     of_optimizer,
     of_process,
     of_weights,
-    options_of,
+    options_as_code,
 )
-from autocompile.export.source import NOTHING, comment, literal, program, quoted
+from autocompile.export.source import LEAVE_IT, comment, literal, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.store.report import Report
 
 ACCELERATE_READ = "1.15"
-"""The version of accelerate that :data:`BACKENDS` was read from."""
+"""The version of accelerate that :data:`ACCELERATE_BACKENDS` was read from."""
 
-BACKENDS = (
+ACCELERATE_BACKENDS = (
     "NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
     "OFI", "FX2TRT", "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE",
     "TVM", "HPU_BACKEND", "NEURON",
@@ -75,14 +75,14 @@ def transformers(report: Report) -> str:
 def _with_callback(report: Report, stack: str, text: str) -> str:
     model, step, evidence = _settings(report, stack)
     if model == step == EAGER:
-        return program(evidence + NOTHING)
+        return program(evidence + LEAVE_IT)
     return program(evidence, text.format(file=file_note(report)))
 
 
 def accelerate(report: Report) -> str:
     """Hugging Face Accelerate: a ``TorchDynamoPlugin``, and lines before ``prepare``."""
     model, step, evidence = _settings(report, "Accelerate")
-    if not model.is_eager and model.backend.upper() not in BACKENDS:
+    if not model.is_eager and model.backend.upper() not in ACCELERATE_BACKENDS:
         raise ExportError(
             f"Accelerate has no backend {model.backend}",
             hint=command(report, "--to python"),
@@ -123,7 +123,7 @@ def _plugin(config: CompileConfig) -> str:
         "mode": quoted(config.mode),
         "fullgraph": literal(config.fullgraph),
         "dynamic": literal(config.dynamic),
-        "options": options_of(config),
+        "options": options_as_code(config),
         "use_regional_compilation": str(config.scope == "regional"),
     }
     unset = {"dynamic": "None", "options": "{}"}

@@ -12,7 +12,7 @@ from autocompile.report.contents import checks
 from autocompile.report.document import Span, Table
 from autocompile.report.terminal import Page
 
-Found = Mapping[str, Any]
+_Found = Mapping[str, Any]
 
 _ANSWERS = {
     "keep_eager": "keep eager",
@@ -21,7 +21,7 @@ _ANSWERS = {
 }
 
 
-def _begin(found: Found, console: Console) -> Page:
+def _begin(found: _Found, console: Console) -> Page:
     page = Page(console)
     if isinstance(found.get("target"), Mapping):
         page.line(f"target  {text.target_name(found['target'])}")
@@ -29,7 +29,7 @@ def _begin(found: Found, console: Console) -> Page:
     return page
 
 
-def render_check(found: Found, console: Console, verbose: bool = False) -> None:
+def render_check(found: _Found, console: Console, verbose: bool = False) -> None:
     """For each phase: eager runs, compiled is right, and how fast it is."""
     page = _begin(found, console)
     for name, why in (found["target"].get("choices") or {}).items() if verbose else ():
@@ -50,7 +50,7 @@ def render_check(found: Found, console: Console, verbose: bool = False) -> None:
         page.line(f"Next    {text.plain(found['next'])}")
 
 
-def _works_compiled(row: Found) -> Iterator[str]:
+def _works_compiled(row: _Found) -> Iterator[str]:
     if row["outcome"] != "ok":
         yield f"{row['outcome']} in {row['step']}: {row['message']}"
         yield from [row["where"]] if row["where"] else []
@@ -66,7 +66,7 @@ def _works_compiled(row: Found) -> Iterator[str]:
     yield from row["notes"]
 
 
-def render_verified(found: Found, console: Console) -> None:
+def render_verified(found: _Found, console: Console) -> None:
     """One line for each setting: its gain then and now, and whether it is still the best."""
     page = _begin(found, console)
     if found["differences"]:
@@ -76,7 +76,7 @@ def render_verified(found: Found, console: Console) -> None:
         page.line(f"gate: {text.plain(line)}", "red")
 
 
-def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:
+def render_doctor(found: _Found, console: Console, verbose: bool = False) -> None:
     """A table of backends: whether each works here; if not, why, and what to do."""
     page, rows = Page(console), []
     page.line(text.machine(found["environment"]))
@@ -101,7 +101,7 @@ def render_doctor(found: Found, console: Console, verbose: bool = False) -> None
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 
 
-def render_preview(found: Found, console: Console) -> None:
+def render_preview(found: _Found, console: Console) -> None:
     """The settings of each phase, and what is left out and why."""
     page = _begin(found, console)
     for phase, row in found["phases"].items():
@@ -131,7 +131,7 @@ def render_preview(found: Found, console: Console) -> None:
         page.line(f"  {len(row['settings'])} settings to try")
 
 
-def render_runs(rows: Sequence[Found], console: Console) -> None:
+def render_runs(rows: Sequence[_Found], console: Console) -> None:
     """One table of runs, with a row for each phase."""
     page, cells = Page(console), []
     if not rows:
@@ -156,7 +156,7 @@ def render_runs(rows: Sequence[Found], console: Console) -> None:
     page.table(Table("", titles, tuple(cells)), "")
 
 
-def _answer(phase: Found) -> str:
+def _answer(phase: _Found) -> str:
     """The gain and how sure it is, or the verdict in words."""
     size, word = phase["batch_size"], phase["confidence"]
     sure = "" if word in ("high", "") else f" {word}"

@@ -107,7 +107,7 @@ def of_phase(name: str, phase: PhaseResult, records: Sequence[Record]) -> list[P
     return [*_finalists(phase, mine), *_batch_sizes(phase), *_compile_time(phase)]
 
 
-def finalists(size: int | None, records: Sequence[Record]) -> list[Candidate]:
+def raced_at(size: int | None, records: Sequence[Record]) -> list[Candidate]:
     """The settings that were raced at a batch size, or else all, fastest first."""
     here = [r for r in records if r.batch_size == size]
     found = [c for c in candidates(here) if not c.record.config.is_baseline]
@@ -118,7 +118,7 @@ def finalists(size: int | None, records: Sequence[Record]) -> list[Candidate]:
 def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     """Speed-ups of the finalists with their intervals, and the zone around the best."""
     best, at = phase.answer.best, phase.answer.batch_size
-    rows = finalists(at, records)[:_MOST_ROWS] if best else []
+    rows = raced_at(at, records)[:_MOST_ROWS] if best else []
     if not best or not rows:
         return
     raced = any(row.sets for row in rows)

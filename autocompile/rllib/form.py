@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autocompile.errors import ExportError
 from autocompile.export.choices import choices, command, facts_of, file_note, header
-from autocompile.export.source import NOTHING, comment, program
+from autocompile.export.source import LEAVE_IT, comment, program
 from autocompile.rllib.described import RLLIB
 from autocompile.settings.phases import phase_of
 from autocompile.store.report import Report
@@ -26,6 +26,6 @@ def export(report: Report) -> str:
     top = header(report, f"{RLLIB.title} settings")
     top += "".join(comment(f"{choice.phase}: {choice.evidence}") for choice in used)
     if not any(choice.config for choice in used):
-        return program(top + NOTHING)
+        return program(top + LEAVE_IT)
     imported, call = RLLIB.use
     return program(top, imported, f"{file_note(report)}\n{call}")

@@ -7,21 +7,19 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
 from autocompile.errors import UsageError
 from autocompile.interpreters.needed import demand_this_interpreter
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import apply_config, apply_to_optimizer
+from autocompile.runtime.applying import Used, apply_config, apply_to_optimizer
 from autocompile.runtime.devices import device_of
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
-
-Used = TypeVar("Used", bound=Callable[..., Any])
 
 
 def apply(

@@ -32,7 +32,6 @@ _INNER: Mapping[str, Callable[..., BaseSampler]] = {
     "tpe": functools.partial(optuna.samplers.TPESampler, multivariate=True),
     "random": optuna.samplers.RandomSampler,
 }
-SAMPLERS = ("portfolio", *_INNER)
 MAY_BE = "may_be"
 """User attribute of a trial that is asked for: positions of the settings that it may be of."""
 
@@ -526,7 +525,7 @@ def make_sampler(
     seed: int,
     plain_alone: bool = True,
 ) -> ListedSampler:
-    """The sampler of that name, one of ``SAMPLERS``, or over any other one of Optuna's kind."""
+    """The sampler of that name, one of ``request.SAMPLERS``, or over any other one of Optuna's kind."""
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes, plain_alone)
     with warnings.catch_warnings():  # a multivariate TPE is experimental

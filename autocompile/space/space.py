@@ -87,7 +87,7 @@ def spaces_of(request: Request, probes: Mapping[str, ProbeResult]) -> dict[str, 
     """The settings of each phase, by the probe of each environment, the default one first."""
     phases = next(iter(probes.values())).target["phases"]
     if request.only is None:
-        demand_known(request.space, list(probes.values()))
+        demand_offered(request.space, list(probes.values()))
     spaces = {}
     for phase in phases:
         if request.only is not None:  # each beside eager mode and plain torch.compile()
@@ -126,7 +126,7 @@ def demand_calls_differ(request: Request, target: Mapping[str, Any]) -> None:
     )
 
 
-def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
+def demand_offered(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     """Check that each backend, mode and option is known to some environment."""
     backends = dict.fromkeys(
         name for o in offers for name in (*o.all_backends, "eager")

@@ -87,7 +87,7 @@ def suite(
     parts = Parts(progress=progress, began=context.obj)
     folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
     changes = shown.differences(found, earlier) if earlier else {}
-    document = shown.document(found, earlier)
+    document = shown.suite_document(found, earlier)
     data = {**found.to_dict(), **({"against": changes} if earlier else {})}
     print_or_draw(
         data, as_json, lambda console: Page(console).document(document, verbose)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autocompile import api
 from autocompile.errors import (
@@ -33,7 +33,9 @@ from autocompile.store.targets import target_spec
 from autocompile.suite.members import members_of
 from autocompile.suite.rows import SUITE, Member, Row, Suite, rows_of
 
-Machines = Mapping[str, Mapping[str, Any]] | None
+if TYPE_CHECKING:
+    from autocompile.cluster.tune_all import Machines
+
 # Share of the budget that all models get alike; the rest goes where most may be won.
 _FIRST = 0.7
 # Seconds in less than which a run cannot try even plain torch.compile(). A model whose share is

@@ -40,7 +40,7 @@ _ANSWER = ("", "rows", "right", "geometric mean")
 _LONG = 48  # characters of a model's name with its options
 
 
-def document(suite: Suite, earlier: Suite | None = None) -> Document:
+def suite_document(suite: Suite, earlier: Suite | None = None) -> Document:
     """The rows of a suite by phase; with an ``earlier`` one also what differs from it."""
     phases = dict.fromkeys(row.phase for row in suite.rows)
     sections = [_section(phase, suite) for phase in phases]

@@ -24,7 +24,7 @@ from autocompile import export as exporting
 from autocompile.export.choices import facts_of
 from autocompile.export.lines import Choice, of_optimizer
 from autocompile.export.python import cell
-from autocompile.export.stacks import ACCELERATE_READ, BACKENDS
+from autocompile.export.stacks import ACCELERATE_BACKENDS, ACCELERATE_READ
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
@@ -606,7 +606,7 @@ print(plugin.use_regional_compilation, accelerator.mixed_precision)
 def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
     installed = importlib.import_module("accelerate.utils").DynamoBackend.__members__
     version = importlib.metadata.version("accelerate")
-    assert tuple(installed) == BACKENDS, (
+    assert tuple(installed) == ACCELERATE_BACKENDS, (
         f"read from {ACCELERATE_READ}, installed {version}"
     )
 

@@ -19,7 +19,7 @@ from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.report import text as show
 from autocompile.report.page import to_html
-from autocompile.report.plots import finalists, of_phase
+from autocompile.report.plots import of_phase, raced_at
 from autocompile.settings.config import CompileConfig
 from autocompile.store.report import PhaseResult, Report
 
@@ -272,12 +272,12 @@ def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None
     run = Run()
     first, second = run.plain(1.2), run.search(MAX, 1.5)
     run.search(LITE, 1.1)
-    numbers = [c.record.number for c in finalists(4, run.records)]
+    numbers = [c.record.number for c in raced_at(4, run.records)]
     assert numbers == [second, first, 3]
     run.race(first, 1.3, 1.3, 1.3)
     run.race(second, 1.2, 1.2, 1.2)
-    assert [c.record.number for c in finalists(4, run.records)] == [first, second]
-    assert finalists(16, run.records) == []
+    assert [c.record.number for c in raced_at(4, run.records)] == [first, second]
+    assert raced_at(16, run.records) == []
 
 
 def test_open_shows_the_page_in_a_browser(

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many weights are constants of each session that is built."""
     found: list[int] = []
-    build = onnx.Session._build
+    build = onnx.OnnxSession._build
 
     def noted(self: Any, args: Any) -> None:
         found.append(len(self._baked))
         build(self, args)
 
-    monkeypatch.setattr(onnx.Session, "_build", noted)
+    monkeypatch.setattr(onnx.OnnxSession, "_build", noted)
     return found
 
 

@@ -15,9 +15,9 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from autocompile.request import SAMPLERS
 from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
 from autocompile.search.sampler import (
-    SAMPLERS,
     FiniteSampler,
     ListedSampler,
     PortfolioSampler,

@@ -14,7 +14,7 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig, Setting, choices
 from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
 from autocompile.settings.searchspace import SearchSpace
-from autocompile.space.space import Space, build_space, demand_known, sizes_of
+from autocompile.space.space import Space, build_space, demand_offered, sizes_of
 
 OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
@@ -232,7 +232,7 @@ def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
     assert found.dropped["inductor has no option weights"] == 1
     asked = SearchSpace(backends=("inductor",), options=((("weights", "baked"),),))
     with pytest.raises(UsageError, match="option 'weights' is unknown"):
-        demand_known(asked, [OFFERED])
+        demand_offered(asked, [OFFERED])
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ from autocompile.suite.rows import Member, Row, Suite, rows_of
 from autocompile.suite.runner import Runner, run_suite
 from autocompile.suite.tables import (
     differences,
-    document,
     is_comparable,
+    suite_document,
     to_csv,
     to_markdown,
 )
@@ -369,7 +369,9 @@ def test_what_the_budget_does_not_reach_is_a_row(runner: Any) -> None:
     suite = one.run()
     (row,) = [row for row in suite.rows if row.target == "c.py"]
     assert (row.verdict, row.message) == ("not_run", "not begun")
-    assert "1 run of 3 models and phases has no result yet" in document(suite).status
+    assert (
+        "1 run of 3 models and phases has no result yet" in suite_document(suite).status
+    )
     assert suite.share_right(best=True) == 1.0
     assert "not_run" in to_csv(suite).splitlines()[-1]
 
@@ -380,7 +382,10 @@ def test_ctrl_c_keeps_what_there_is(runner: Any) -> None:
     suite = one.run()
     assert suite.interrupted
     assert {row.target for row in suite.rows if row.best} == {"a.py"}
-    assert "2 runs of 3 models and phases have no result yet" in document(suite).status
+    assert (
+        "2 runs of 3 models and phases have no result yet"
+        in suite_document(suite).status
+    )
     assert Suite.read(Path("suite")).interrupted
 
 
@@ -417,7 +422,7 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     assert suite.geometric_mean(best=False) == pytest.approx(1.2, rel=0.01)
     one_for_all = suite.best_for_all()
     assert one_for_all and one_for_all[0].mode == MODES[1]
-    text = to_markdown(document(suite))
+    text = to_markdown(suite_document(suite))
     assert "no compile throughput | compiled throughput | speedup" in text
     lines = [*csv.DictReader(io.StringIO(to_csv(suite)))]
     assert [line["setting"] for line in lines[:2]] == [
@@ -759,7 +764,7 @@ def test_csv_has_the_columns_of_dynamos_runner() -> None:
 
 def test_nothing_of_a_run_is_markup_in_markdown() -> None:
     hostile = replace(WRONG, message="<b>x</b> | y\n# z")
-    text = to_markdown(document(suite_of(row("a|<i>", hostile))))
+    text = to_markdown(suite_document(suite_of(row("a|<i>", hostile))))
     assert "<b>" not in text
     assert "<i>" not in text
     assert not any(line.startswith("# z") for line in text.splitlines())

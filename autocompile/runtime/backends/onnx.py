@@ -51,7 +51,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Exported:
+class OnnxGraph:
     """A graph as an ``onnx.ModelProto``, of which every tensor argument is an input."""
 
     model: Any
@@ -64,7 +64,7 @@ class Exported:
     ]  # of the graph; ``torch.Tensor`` for each output of the model in turn
 
 
-def _export(graph: Graph, args: Args) -> Exported:
+def _export(graph: Graph, args: Args) -> OnnxGraph:
     """Export a graph for the shapes of these arguments, tensors and numbers, or refuse it."""
     tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     others = [a for a in args if not isinstance(a, torch.Tensor)]
@@ -117,7 +117,7 @@ def _export(graph: Graph, args: Args) -> Exported:
     order = dict(zip(names, tensors, strict=True))
     outputs = dict(zip(output_names, examples, strict=True))
     _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()} | outputs)
-    return Exported(
+    return OnnxGraph(
         model,
         tuple((value.name, order[value.name]) for value in model.graph.input),
         tuple((name, x.shape, x.dtype) for name, x in outputs.items()),
@@ -210,7 +210,7 @@ def _with_constants(model: Any, weights: Mapping[str, torch.Tensor]) -> Any:
     return baked
 
 
-class Session(abc.ABC):
+class OnnxSession(abc.ABC):
     """Runs an exported graph: takes the graph's arguments and returns its result.
 
     With ``baked``, parameters are constants of the session, which is loaded again when they change.
@@ -293,7 +293,7 @@ class Session(abc.ABC):
 
 
 def compile_graph(
-    kind: type[Session],
+    kind: type[OnnxSession],
     graph: Graph,
     inputs: Args,
     *,
@@ -330,7 +330,9 @@ def compile_graph(
     return (lambda *args: made(*args, *lifted)) if lifted else made
 
 
-def _session(kind: type[Session], graph: Graph, baked: bool, args: Args) -> Compiled:
+def _session(
+    kind: type[OnnxSession], graph: Graph, baked: bool, args: Args
+) -> Compiled:
     try:
         # The bound method: of an object Dynamo would copy the attributes, and keep old weights.
         return kind(graph, args, baked).__call__

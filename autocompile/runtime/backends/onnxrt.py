@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx import Session, Unsupported, compile_graph
+from autocompile.runtime.backends.onnx import OnnxSession, Unsupported, compile_graph
 
 
-class OrtSession(Session):
+class OrtSession(OnnxSession):
     """A session of ONNX Runtime, on a CPU or on a CUDA device."""
 
     backend, runtime = "onnxrt", "ONNX Runtime"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx import Session, Unsupported, compile_graph
+from autocompile.runtime.backends.onnx import OnnxSession, Unsupported, compile_graph
 
 _INT64, _BOOL = 7, 9  # of onnx.TensorProto
 _COMPUTED = (1, 2, 6, _INT64, _BOOL, 10)  # FLOAT, UINT8, INT32, FLOAT16
@@ -38,7 +38,7 @@ def _core() -> Any:
     return openvino.Core()
 
 
-class OvSession(Session):
+class OvSession(OnnxSession):
     """A compiled model of OpenVINO on the CPU, and one request."""
 
     backend, runtime = "openvino_onnx", "OpenVINO"

@@ -26,7 +26,7 @@ _EACH = (
 )
 
 
-def in_words(reason: str) -> str:
+def reason_in_words(reason: str) -> str:
     """What changed between two calls, where, and how to stop it from compiling anew."""
     place = _PLACE.search(reason)
     return _of_guard(reason) + (f" ({place.group(1)})" if place else "")

@@ -13,7 +13,7 @@ import torch
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
-from autocompile.trial.measure.recompiles import in_words
+from autocompile.trial.measure.recompiles import reason_in_words
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
 _UNDISTURBED = 20  # such kernels in a row
@@ -94,7 +94,7 @@ def recompile_reasons() -> list[str]:
     """Why Dynamo has compiled anew since the last reset, in plain words."""
     metrics = torch._dynamo.utils.get_compilation_metrics()
     reasons = (getattr(m, "recompile_reason", None) for m in metrics)
-    return [in_words(reason) for reason in reasons if reason]
+    return [reason_in_words(reason) for reason in reasons if reason]
 
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:

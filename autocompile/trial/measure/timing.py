@@ -453,7 +453,7 @@ def _without_company(side: Timed, timer: Timer, block_s: float) -> float:
     )
 
 
-def each_call(
+def times_of_each_call(
     sides: Sequence[Side], timer: Timer, passes: int = _PASSES
 ) -> list[list[float]]:
     """By side, seconds of each call of a workload: the median of some passes that take turns."""

@@ -11,11 +11,17 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.record import CallKind, Measurement, Outcome, Record
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import footprint, telemetry
-from autocompile.trial.measure.timing import Timer, each_call
-from autocompile.trial.model.calls import Calls, between, in_words, kinds, shape_of
+from autocompile.trial.measure.timing import Timer, times_of_each_call
+from autocompile.trial.model.calls import (
+    Calls,
+    between,
+    in_words,
+    kinds,
+    shape_of,
+)
 from autocompile.trial.model.sides import Side
 from autocompile.trial.tasks.session import Entrant, Session
-from autocompile.trial.verify.side_checks import between as check_at_size
+from autocompile.trial.verify.side_checks import at_a_size_between as check_at_size
 from autocompile.trial.verify.side_checks import new_weights, schedule
 
 _LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
@@ -47,7 +53,7 @@ def seconds_of_kinds(
 ) -> tuple[list[CallKind], dict[Any, float]]:
     """Seconds of the calls of each shape: the most frequent shape first, and a side's by shape."""
     calls = side.inputs
-    eager_s, side_s = each_call((baseline, side), timer)
+    eager_s, side_s = times_of_each_call((baseline, side), timer)
     found, of_shape = list[CallKind](), dict[Any, float]()
     for group in kinds(calls):
         call = calls[group[0]]

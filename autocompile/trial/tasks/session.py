@@ -46,7 +46,7 @@ from autocompile.trial.measure.timing import (
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.tasks.apart import own_code
 from autocompile.trial.tasks.exported import exported_side
-from autocompile.trial.tasks.steps import cost_of_giving_back, inputs_of, load, timed
+from autocompile.trial.tasks.steps import given_back_by_eager, inputs_of, load, timed
 from autocompile.trial.values import copy_inputs
 from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.precision import demand_close
@@ -120,7 +120,7 @@ class Session:
         if is_first and config.is_plain_eager and self.target.device.type == "cpu":
             # Before anything is verified, which frees large blocks: glibc keeps more then.
             phase = self.request.phase
-            self.given_back = cost_of_giving_back(self.target, phase, self.inputs())
+            self.given_back = given_back_by_eager(self.target, phase, self.inputs())
         keep_freed_memory()
         self.reference = Reference(
             self.target,

@@ -83,7 +83,7 @@ def timed(side: Side) -> Timed:
     return Timed(side.call, side.restore, counted, calls)
 
 
-def cost_of_giving_back(target: Target, phase: str, inputs: Any) -> dict[str, float]:
+def given_back_by_eager(target: Target, phase: str, inputs: Any) -> dict[str, float]:
     """What eager calls on a CPU cost while glibc gives freed memory back to the system."""
     model = target.fresh_model(phase, shares_parameters=True)
     side = make_side(target, phase, first_call(inputs), model=model)

@@ -489,7 +489,7 @@ def _first(problems: Iterable[str | None]) -> str | None:
 # --- how far two runs of eager mode are apart -----------------------------------------------------
 
 
-def differences(first: View, second: View) -> dict[str, float]:
+def relative_differences(first: View, second: View) -> dict[str, float]:
     """The relative difference of each leaf of two equal runs, by path; of all gradients as one."""
     ours, theirs = flatten(first).leaves, flatten(second).leaves
     if len(ours) != len(theirs):
@@ -523,5 +523,5 @@ def largest(*errors: Mapping[str, float]) -> dict[str, float]:
 
 def mismatch_scale(first: View, second: View, restless: Collection[str] = ()) -> float:
     """The largest relative difference between two equal runs, called self-noise."""
-    errors = differences(first, second).items()
+    errors = relative_differences(first, second).items()
     return max((error for path, error in errors if path not in restless), default=0.0)

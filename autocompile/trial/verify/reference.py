@@ -28,9 +28,9 @@ from autocompile.trial.verify import compared
 from autocompile.trial.verify.compare import (
     Movement,
     Moving,
-    differences,
     largest,
     mismatch_scale,
+    relative_differences,
 )
 from autocompile.trial.verify.layout import Layout, layout_of
 from autocompile.trial.verify.outputs import (
@@ -108,7 +108,7 @@ class Reference:
             self.check = each_call(self.check)
         self.noise: dict[str, float] = {}
         for first, second in self._pairs():
-            self.noise = largest(self.noise, differences(first, second))
+            self.noise = largest(self.noise, relative_differences(first, second))
             self._demand_that_check_accepts(first, second)
         self.is_random = self._depends_on_seed()
         self._movements: dict[int, Movement] = {}  # by call

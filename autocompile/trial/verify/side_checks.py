@@ -10,7 +10,7 @@ What is covered:
 - ``weights``, or ``new_weights`` of a side that holds them as constants: new weights, set in place
   and by ``load_state_dict``: the output has to follow them;
 - ``last_call``: one call after the timing;
-- ``between``: a size between those of the calls of a workload;
+- ``at_a_size_between``: a size between those of the calls of a workload;
 - ``schedule``: another learning rate;
 - ``eagers_draws``: the setting is compiled once more to draw eager's random numbers.
 
@@ -46,9 +46,9 @@ from autocompile.trial.values import copy_inputs, rebuilt, tensors_by_path
 from autocompile.trial.verify.compare import (
     TRIES,
     compare,
-    differences,
     largest,
     mismatch_scale,
+    relative_differences,
 )
 from autocompile.trial.verify.layout import (
     layout_of,
@@ -105,7 +105,7 @@ def first_calls(reference: Reference, subject: Subject) -> None:
             continue
         want = reference.expected[index]
         _demand(reference, subject, got, want, when, index)
-        subject.accepted = largest(subject.accepted, differences(want, got))
+        subject.accepted = largest(subject.accepted, relative_differences(want, got))
 
 
 def _first_steps(reference: Reference, subject: Subject) -> None:
@@ -116,7 +116,7 @@ def _first_steps(reference: Reference, subject: Subject) -> None:
     if is_comparable:
         want = reference.expected[0]
         _demand(reference, subject, first, want, "call 1", 0)
-        subject.accepted = largest(subject.accepted, differences(want, first))
+        subject.accepted = largest(subject.accepted, relative_differences(want, first))
     last = LastResults(first)
     del first
     reference.forget_changes()
@@ -132,7 +132,7 @@ def _first_steps(reference: Reference, subject: Subject) -> None:
     last_index = max(2, len(reference.batches) - 1)
     for index in range(1, last_index + 1) if is_comparable else ():
         want, got = _from_eagers_state(reference, subject, index, f"call {index + 2}")
-        subject.accepted = largest(subject.accepted, differences(want, got))
+        subject.accepted = largest(subject.accepted, relative_differences(want, got))
     reference.kept()
 
 
@@ -184,10 +184,12 @@ def draws(reference: Reference, subject: Subject) -> None:
     for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
         if time.monotonic() - began > _MOST_S:
             break
-        ours = differences(
+        ours = relative_differences(
             want, without(reference.from_kept(reference.eager, call), *CHANGES)
         )
-        theirs = differences(got, without(reference.from_kept(side, call), *CHANGES))
+        theirs = relative_differences(
+            got, without(reference.from_kept(side, call), *CHANGES)
+        )
         restless |= {path for path, apart in ours.items() if apart}
         differ += any(ours.values())
         follows = follows or any(theirs.values())
@@ -330,7 +332,7 @@ def last_call(reference: Reference, subject: Subject) -> None:
 # When its figures are known -----------------------------------------------------------------------
 
 
-def between(reference: Reference, subject: Subject, inputs: Any) -> None:
+def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> None:
     """Compare a call with inputs of another size, which are made up from those of others.
 
     Not where they may not fit each other, as indices into what was shortened do not: on a GPU a

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autocompile.trial.measure import telemetry
-from autocompile.trial.measure.recompiles import in_words
+from autocompile.trial.measure.recompiles import reason_in_words
 
 
 class Counts(nn.Module):
@@ -128,13 +128,13 @@ def test_autocast_that_comes_and_goes_is_named() -> None:
 
 def test_a_learning_rate_is_named() -> None:
     reason = "0/1: self.param_groups[0]['lr'] == 0.1   # optimizer.step()"
-    assert in_words(reason) == (
+    assert reason_in_words(reason) == (
         "the learning rate changes: pass it as a tensor, lr=torch.tensor(...)"
     )
 
 
 def test_an_unknown_reason_is_given_as_it_is() -> None:
     assert (
-        in_words("3/0: hasattr(self, 'x')   # x.py:3 in f")
+        reason_in_words("3/0: hasattr(self, 'x')   # x.py:3 in f")
         == "hasattr(self, 'x') (x.py:3)"
     )
