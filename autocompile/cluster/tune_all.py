@@ -11,13 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autocompile import api
 from autocompile.cluster.dispatch import ClusterExecutor, Interrupts
-from autocompile.cluster.links import CPU, connected, places_of, side_by_side
+from autocompile.cluster.links import (
+    CPU,
+    Cluster,
+    Place,
+    connected,
+    places_of,
+    side_by_side,
+)
 from autocompile.progress import Progress
 from autocompile.report.live import PlainProgress, progress
 from autocompile.report.table import write_table
@@ -64,56 +71,97 @@ def tune_all(
         began: when the budget of those that are tuned first began, by ``time.monotonic``;
             None: now. Others have a budget each, from their own beginning.
     """
-    spec = request.target
-    files, place, sent = shipment_of(spec)
+    files, place, sent = shipment_of(request.target)
     limits = {n: getattr(request, n) for n in kept_names(Request, Kept.STATION)}
     message = {"files": files, "place": place, **limits}
     with connected(request.ray or "auto") as cluster:
         places = places_of(cluster.nodes(), request.accelerators)
-        folder = _folder(spec, request.run_dir, request.resume)
-        interrupts = Interrupts()
-        results: dict[str, Result] = {}
-        errors: dict[str, BaseException] = {}
-
-        def work(kind: str, since: float) -> None:
-            try:
-                links = cluster.open(places[kind], message)
-                executor = ClusterExecutor(
-                    links, cluster.receive, interrupts=interrupts
-                )
-                with contextlib.closing(executor):
-                    there = (folder / kind / "run.json").exists()
-                    one = replace(
-                        request,
-                        target=sent,
-                        run_dir=folder / kind,
-                        resume=request.resume and there,
-                        device=request.device or ("cpu" if kind == CPU else None),
-                    )
-                    parts = api.Parts(
-                        executor,
-                        _progress(show, kind if len(places) > 1 else ""),
-                        began=since,
-                        machine=(machines or {}).get(kind),
-                    )
-                    results[kind] = api.tune_with(one, parts)
-            except (Exception, KeyboardInterrupt) as error:  # the others go on
-                errors[kind] = error
-
+        of_types = _Runs(
+            request=request,
+            target=sent,
+            folder=_folder(request.target, request.run_dir, request.resume),
+            cluster=cluster,
+            places=places,
+            message=message,
+            show=show,
+            machines=machines or {},
+        )
         for kinds in side_by_side(places):
             # Stations start within the budget.
             since = time.monotonic() if began is None else began
-            every = [functools.partial(work, kind, since) for kind in kinds]
-            _run_all(every, interrupts)
-            began = None
-            if interrupts.count:
+            work = [functools.partial(of_types.tune, kind, since) for kind in kinds]
+            _run_all(work, of_types.interrupts)
+            began = None  # those after them have a budget of their own
+            if of_types.interrupts.count:
                 break
-    outcome = OnCluster(folder, results, errors)
-    if results:
-        write_table(folder, {kind: result.report for kind, result in results.items()})
+    outcome = OnCluster(of_types.folder, of_types.results, of_types.errors)
+    if outcome.results:
+        reports = {kind: result.report for kind, result in outcome.results.items()}
+        write_table(outcome.folder, reports)
     with contextlib.suppress(OSError):
-        folder.rmdir()  # nothing has begun
+        outcome.folder.rmdir()  # nothing has begun
     return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """The runs of a target, one for each accelerator type, and what became of them.
+
+    Attributes:
+        target: as stations are to name it.
+        folder: holds the folder of each type.
+        places: where stations may start, by type.
+        message: what each station is told first.
+        show: progress: ``auto``, ``plain`` or ``none``.
+        machines: by type, the environment of an earlier run.
+    """
+
+    request: Request
+    target: str
+    folder: Path
+    cluster: Cluster
+    places: Mapping[str, list[Place]]
+    message: Mapping[str, Any]
+    show: str
+    machines: Mapping[str, Mapping[str, Any]]
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    results: dict[str, Result] = field(default_factory=dict)
+    errors: dict[str, BaseException] = field(default_factory=dict)
+
+    def tune(self, kind: str, since: float) -> None:
+        """Make the run of a type, whose budget began at ``since``.
+
+        What ends it early is noted, and the others go on.
+        """
+        try:
+            links = self.cluster.open(self.places[kind], self.message)
+            executor = ClusterExecutor(
+                links, self.cluster.receive, interrupts=self.interrupts
+            )
+            with contextlib.closing(executor):
+                parts = api.Parts(
+                    executor,
+                    _progress(self.show, kind if len(self.places) > 1 else ""),
+                    began=since,
+                    machine=self.machines.get(kind),
+                )
+                self.results[kind] = api.tune_with(self._request_of(kind), parts)
+        except (Exception, KeyboardInterrupt) as error:
+            self.errors[kind] = error
+
+    def _request_of(self, kind: str) -> Request:
+        """What is asked for of a type: a folder of its own, and its device."""
+        folder = self.folder / kind
+        # A type that joined the cluster since has nothing to resume.
+        was_begun = (folder / "run.json").exists()
+        usual_device = "cpu" if kind == CPU else None
+        return replace(
+            self.request,
+            target=self.target,
+            run_dir=folder,
+            resume=self.request.resume and was_begun,
+            device=self.request.device or usual_device,
+        )
 
 
 def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:

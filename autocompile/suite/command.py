@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, write
 from autocompile.errors import ExitCode, UsageError
 from autocompile.settings.option import COMMON, FILE, NAME, OUTPUT, Declared, Kept
+
+if TYPE_CHECKING:
+    from autocompile.suite.rows import Suite
 
 _WHAT = "timm, transformers, diffusers, a folder of targets, or a list.toml"
 What = Annotated[str | None, typer.Argument(metavar="[SUITE]", help=_WHAT)]
@@ -76,42 +79,60 @@ def suite(
     from autocompile.suite.rows import Suite
     from autocompile.suite.runner import run_suite
 
-    if require not in (None, "no-regression") or (require and compare is None):
-        raise UsageError(
-            f"--require {require} is about an earlier suite: there is no-regression",
-            hint="--compare runs/timm-0001 --require no-regression",
-        )
+    _demand_gate(require, compare)
     earlier = Suite.read(_folder(compare)) if compare else None
     tell = say if progress != "none" else lambda text: None
     request = Request.of("", options.given(asked))
     parts = Parts(progress=progress, began=context.obj)
     folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
-    changes = shown.differences(found, earlier) if earlier else {}
     document = shown.suite_document(found, earlier)
-    data = {**found.to_dict(), **({"against": changes} if earlier else {})}
+    data = found.to_dict()
+    if earlier:
+        data["against"] = shown.differences(found, earlier)
     print_or_draw(
         data, as_json, lambda console: Page(console).document(document, verbose)
     )
-    write(folder / "suite.html", as_page(document))
-    for path, text in (
-        (csv, shown.to_csv(found)),
-        (markdown, shown.to_markdown(document)),
-    ):
-        if path is not None:
-            write(path, text)
-    tell(f"\nAll of it: {folder / 'suite.html'}")
+    page = folder / "suite.html"
+    write(page, as_page(document))
+    if csv is not None:
+        write(csv, shown.to_csv(found))
+    if markdown is not None:
+        write(markdown, shown.to_markdown(document))
+    tell(f"\nAll of it: {page}")
+    _end(found, earlier if require else None)
+
+
+def _demand_gate(require: str | None, compare: str | None) -> None:
+    """Raise a UsageError unless a gate is one that there is, with a suite to compare with."""
+    if require is None:
+        return
+    if require != "no-regression" or compare is None:
+        raise UsageError(
+            f"--require {require} is about an earlier suite: there is no-regression",
+            hint="--compare runs/timm-0001 --require no-regression",
+        )
+
+
+def _end(found: Suite, required: Suite | None) -> None:
+    """Exit as the suite ended.
+
+    Args:
+        required: a suite of which nothing may have become slower, broken or missing.
+    """
+    from autocompile.suite import tables
+
+    # What was interrupted is not complete, so that a gate would find rows missing.
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    lost = [
-        name
-        for word in ("slower", "broke", "missing")
-        for name in changes.get(word, ())
-    ]
-    if require and earlier and not shown.is_comparable(found, earlier):
-        lost = lost or ["there is nothing to compare"]
-    if require and lost:
-        say(f"gate: {'; '.join(lost)}")
-        raise typer.Exit(ExitCode.GATE)
+    if required:
+        changes = tables.differences(found, required)
+        lost = [*changes["slower"], *changes["broke"], *changes["missing"]]
+        if not lost and not tables.is_comparable(found, required):
+            lost = ["there is nothing to compare"]
+        if lost:
+            say(f"gate: {'; '.join(lost)}")
+            raise typer.Exit(ExitCode.GATE)
+    # Nothing worked for any model, which a script has to notice.
     if not any(row.best for row in found.rows):
         raise typer.Exit(ExitCode.GATE)
 
