@@ -13,15 +13,17 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from autocompile import export as exporting
+from autocompile.cli.browse import Format
 from autocompile.errors import AutocompileError, ExportError, UsageError
 from autocompile.export import FORMATS
 from autocompile.export.choices import choices, facts_of
 from autocompile.export.lines import of_optimizer
+from autocompile.result import Result
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.store.report import Report as TypedReport
@@ -633,3 +635,8 @@ def test_use_line_says_when_there_is_nothing_to_compile(
         for trial in phase["trials"]:
             trial["outcome"] = "crashed"
     assert use_line(report) == "nothing to use: no setting worked"
+
+
+def test_the_command_offers_every_format() -> None:
+    assert get_args(Format) == FORMATS
+    assert all(name in (Result.export.__doc__ or "") for name in FORMATS)
