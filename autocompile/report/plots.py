@@ -245,10 +245,11 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
         "speed-up over eager",
     )
     times = [seconds for _, _, seconds in points]
+    least, most = min(times), max(times)
     marks = (round(m * 10.0**k, 9) for k in range(-6, 6) for m in (1, 1.5, 2, 3, 5, 7))
-    x = plot.across(
-        times, _LEFT, [m for m in marks if min(times) <= m <= max(times)] or times[:1]
-    )
+    # Times that are close together may have no mark between them.
+    ticks = [mark for mark in marks if least <= mark <= most] or times[:1]
+    x = plot.across(times, _LEFT, ticks)
     y = plot.upward([1, *(gain.value for _, gain, _ in points)])
     backends = list(dict.fromkeys(t.config.backend for t, _, _ in points))
     for t, gain, seconds in points:

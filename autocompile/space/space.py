@@ -237,19 +237,13 @@ def build_space(
     environment: str = "default",
 ) -> Space:
     """The settings of a phase under one interpreter."""
-    there = {
-        *offered.all_backends,
-        *offered.backends,
-        *BACKENDS,
-    }  # another one may have more
+    # One that is asked for may be there under another interpreter only.
+    there = {*offered.all_backends, *offered.backends, *BACKENDS}
     backends = [b for b in wanted.backends or offered.backends if b in there]
     dropped: Counter[str] = Counter()
-    values = {d.name: _values(d, wanted, place, dropped) for d in _LISTED}
-    around = [
-        {"environment": environment, **dict(zip(values, each, strict=True))}
-        for each in itertools.product(*values.values())
-    ]
-    baselines = ("eager", *(["inductor"] if "inductor" in backends else []))
+    around = _around_backends(wanted, place, environment, dropped)
+    # They are measured in any case: all others are compared with them.
+    baselines = [name for name in ("eager", "inductor") if name in ("eager", *backends)]
     configs = {CompileConfig(name, environment=environment): None for name in baselines}
     unusable: dict[Setting, str] = {}
     listed: list[CompileConfig] = []
@@ -269,15 +263,35 @@ def build_space(
     settings = tuple(
         Setting(c, size, place.phase) for c in configs for size in batch_sizes
     )
-    prefix = "" if environment == "default" else f"{environment}: "
-    merged = {
-        f"{prefix}mode {name}": f"{equal} (no other effect on {place.device})"
-        for name, equal in offered.modes.items()
-        if "inductor" in backends
-        and name != equal
-        and name in (wanted.modes or offered.modes)
-    }
+    merged = {}
+    if "inductor" in backends:
+        merged = _merged_modes(wanted, offered, place.device, environment)
     return Space(settings, unusable, merged, dropped)
+
+
+def _around_backends(
+    wanted: SearchSpace, place: Place, environment: str, dropped: Counter[str]
+) -> list[dict[str, Any]]:
+    """Every combination of values that is tried with each backend."""
+    values = {d.name: _values(d, wanted, place, dropped) for d in _LISTED}
+    combinations = itertools.product(*values.values())
+    return [
+        {"environment": environment, **dict(zip(values, each, strict=True))}
+        for each in combinations
+    ]
+
+
+def _merged_modes(
+    wanted: SearchSpace, offered: ProbeResult, device: str, environment: str
+) -> dict[str, str]:
+    """The modes that are not tried since another one does the same there, with that one."""
+    prefix = "" if environment == "default" else f"{environment}: "
+    asked = wanted.modes or offered.modes
+    return {
+        f"{prefix}mode {name}": f"{equal} (no other effect on {device})"
+        for name, equal in offered.modes.items()
+        if name != equal and name in asked
+    }
 
 
 def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
