@@ -81,11 +81,9 @@ def every_tried(records: Sequence[Record]) -> tuple[Tried, ...]:
     there is nothing else.
     """
     records = [r for r in records if r.role != EXPORTED]
-    by_number = {
-        number: c
-        for c in candidates(records)
-        for number in (c.record.number, *c.same_code)
-    }
+    by_number: dict[int, Candidate] = {}
+    for c in candidates(records):
+        by_number.update(dict.fromkeys((c.record.number, *c.same_code), c))
     groups: dict[Setting, list[Record]] = {}
     for record in records:
         if record.outcome is not Outcome.INTERRUPTED:
@@ -93,7 +91,8 @@ def every_tried(records: Sequence[Record]) -> tuple[Tried, ...]:
     found = []
     for setting, mine in groups.items():
         own = [r for r in mine if r.outcome is not Outcome.INFRASTRUCTURE] or mine
-        candidate = next((c for r in own if (c := by_number.get(r.number))), None)
+        mine_by_number = (by_number.get(r.number) for r in own)
+        candidate = next(filter(None, mine_by_number), None)
         failure = next((r for r in own if not r.ok), own[0])
         found.append(_tried(setting, candidate, failure))
     return tuple(found)
@@ -174,18 +173,20 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:
     record = mine[-1]
     if not record.ok or record.measurement is None:
         return Exported(outcome=record.outcome, message=record.message)
-    m = record.measurement
-    over_eager = with_costs(m.speedup.value, best.record, m.eager_call_s)
+    measured = record.measurement
+    over_eager = with_costs(measured.speedup.value, best.record, measured.eager_call_s)
     found = over_sets([math.log(over_eager)])
-    is_as_fast = ratio(found, best.speedup).high >= 1
-    now_s = whole_call_s(m, best.record)
+    has_the_speedup = ratio(found, best.speedup).high >= 1
+    # Eager mode may have been faster this time, which lowers the speed-up of the same code.
+    now_s = whole_call_s(measured, best.record)
     then_s = best.processes or (now_s,)
-    pace = ratio(
-        over_sets([-math.log(now_s)]), over_sets([-math.log(s) for s in then_s])
-    )
+    now = over_sets([-math.log(now_s)])
+    then = over_sets([-math.log(seconds) for seconds in then_s])
+    takes_no_longer = ratio(now, then).high >= 1
+    is_slower_than_eager = found.high < ONE.value
     return Exported(
         outcome=record.outcome,
         message=record.message,
-        agrees=is_as_fast or (pace.high >= 1 and found.high >= ONE.value),
+        agrees=has_the_speedup or (takes_no_longer and not is_slower_than_eager),
         speedup=found,
     )

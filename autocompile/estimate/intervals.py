@@ -74,7 +74,9 @@ def percentile(times: Iterable[tuple[float, int]], percent: float) -> float:
     ``times``: seconds of a kind of calls, and how many there are of it.
     """
     ordered = sorted(times)
-    least, count = percent / 100 * sum(calls for _, calls in ordered), 0
+    all_calls = sum(calls for _, calls in ordered)
+    least = percent / 100 * all_calls
+    count = 0
     for seconds, calls in ordered:
         count += calls
         if count >= least:
@@ -94,7 +96,11 @@ def median_interval(values: Sequence[float]) -> Interval:
         raise ValueError(f"need at least one finite value, got {list(values)[:3]}")
     centre, n = float(np.median(x)), x.size
     sides = np.sign(x - centre)
-    alike = min(0.9, max(0.0, float(sides[:-1] @ sides[1:]) / n - 2 / math.sqrt(n)))
+    by_chance = 2 / math.sqrt(
+        n
+    )  # two standard deviations of what independent values give
+    correlation = float(sides[:-1] @ sides[1:]) / n
+    alike = min(0.9, max(0.0, correlation - by_chance))
     # Binomial(n, 1/2) by a normal approximation with continuity, of as many independent values.
     reach = 0.98 * math.sqrt(n * (1 + alike) / (1 - alike)) + 0.5
     below = max(0, math.floor(n / 2 - reach))
@@ -142,7 +148,9 @@ def over_sets(logs: Sequence[float]) -> Interval:
         raise ValueError("no process measured it")
     x = np.asarray(logs, dtype=float)
     freedom = _PRIOR_FREEDOM + x.size - 1
-    spread = float(((x - x.mean()) ** 2).sum()) + _PRIOR_FREEDOM * _PRIOR_SPREAD**2
+    own_squares = float(((x - x.mean()) ** 2).sum())
+    prior_squares = _PRIOR_FREEDOM * _PRIOR_SPREAD**2
+    spread = own_squares + prior_squares
     quantile = _T95[min(freedom - _PRIOR_FREEDOM, len(_T95) - 1)]
     error = quantile * math.sqrt(spread / freedom / x.size)
     centre = float(x.mean())
