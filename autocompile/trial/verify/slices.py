@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-_PIECE = (
-    2**20
-)  # elements that are widened to float64 at once; 16 times as many on a GPU
+# Elements that are widened to float64 at once; 16 times as many on a GPU.
+_PIECE = 2**20
 _SAMPLE = 4096  # elements that the median is taken of
 _HUGE = 10.0  # in a normal distribution, one in 10^10 elements is as large
 
@@ -88,7 +87,8 @@ def chances(x: torch.Tensor) -> torch.Tensor:
     x = as_real(x).squeeze()
     found = [1.0]
     for n in filter(None, x.shape):
-        found += [1 + math.sqrt(2 * math.log(n) * n / max(1, x.numel()))] * n
+        squares = max(1, x.numel()) / n  # in a slice
+        found += [1 + math.sqrt(2 * math.log(n) / squares)] * n
     return torch.tensor(found, dtype=torch.float64, device=x.device)
 
 
@@ -133,10 +133,11 @@ def _pieces(x: torch.Tensor) -> Iterator[tuple[slice, ...]]:
     """Parts of a tensor that are small enough to be widened, as indices of its first two axes."""
     most = _PIECE * (16 if x.is_cuda else 1)
     steps = []
-    inner = x.numel()
+    inner = x.numel()  # elements below one index of the axes so far
     for n in x.shape[:2]:
         inner //= max(1, n)
-        steps.append((n, max(1, min(n, most // max(1, inner)))))
+        fitting = most // max(1, inner)
+        steps.append((n, max(1, min(n, fitting))))
     starts = [range(0, n, step) for n, step in steps]
     for corner in itertools.product(*starts):
         yield tuple(
