@@ -338,31 +338,46 @@ def run_suite(
     folder, suite = (_resumed if request.resume else _begun)(what, request, fixed)
     every = _of_every_member(suite, request)
 
+    members = _Members(every, parts, say)
+    with shared_fork_servers():  # torch and a library are imported once
+        runner = Runner(
+            folder, suite, request.budget_s, members.tune, say, note, began=began
+        )
+        return folder, runner.run()
+
+
+@dataclass(frozen=True)
+class _Members:
+    """Makes the runs of a suite's members."""
+
+    every: Request  # what each is asked for, but for what it has of its own
+    parts: api.Parts
+    say: Callable[[str], None]
+
     def tune(
+        self,
         member: Member,
         resume: bool,
         machines: Machines,
         waited: Callable[[float], None],
         **more: Any,
     ) -> Mapping[str, Report]:
-        one = dataclasses.replace(
-            every,
+        """Make or resume a run; its report by an empty name, or those of the machines' types."""
+        space = dataclasses.replace(self.every.space, batch_sizes=member.batch_sizes)
+        request = dataclasses.replace(
+            self.every,
             target=target_spec(member.target),
             phases=member.phases,
-            space=dataclasses.replace(every.space, batch_sizes=member.batch_sizes),
+            space=space,
             resume=resume,
             asked=frozenset(),  # the suite keeps what its members were begun with
             **more,
         )
-        if one.ray is not None:
-            return _on_cluster(one, parts, machines, say)
+        if request.ray is not None:
+            return _on_cluster(request, self.parts, machines, self.say)
         machine = machines.get("") if machines else None
-        here = dataclasses.replace(parts, machine=machine, waited=waited)
-        return {"": api.tune_with(one, here).report}
-
-    with shared_fork_servers():  # torch and a library are imported once
-        runner = Runner(folder, suite, request.budget_s, tune, say, note, began=began)
-        return folder, runner.run()
+        here = dataclasses.replace(self.parts, machine=machine, waited=waited)
+        return {"": api.tune_with(request, here).report}
 
 
 def _begun(what: str | None, request: Request, fixed: bool) -> tuple[Path, Suite]:
