@@ -101,6 +101,14 @@ def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
+def _logarithmic_ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers from the least to the largest value, several to each power of ten."""
+    marks = (round(m * 10.0**k, 9) for k in range(-6, 6) for m in (1, 1.5, 2, 3, 5, 7))
+    between = [mark for mark in marks if min(values) <= mark <= max(values)]
+    # Values that are close together may have no mark between them.
+    return between or [values[0]]
+
+
 def of_phase(name: str, phase: PhaseResult, records: Sequence[Record]) -> list[Plot]:
     """The plots of a phase."""
     mine = [r for r in records if r.phase == name]
@@ -245,11 +253,7 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
         "speed-up over eager",
     )
     times = [seconds for _, _, seconds in points]
-    least, most = min(times), max(times)
-    marks = (round(m * 10.0**k, 9) for k in range(-6, 6) for m in (1, 1.5, 2, 3, 5, 7))
-    # Times that are close together may have no mark between them.
-    ticks = [mark for mark in marks if least <= mark <= most] or times[:1]
-    x = plot.across(times, _LEFT, ticks)
+    x = plot.across(times, _LEFT, _logarithmic_ticks(times))
     y = plot.upward([1, *(gain.value for _, gain, _ in points)])
     backends = list(dict.fromkeys(t.config.backend for t, _, _ in points))
     for t, gain, seconds in points:

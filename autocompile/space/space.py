@@ -243,8 +243,10 @@ def build_space(
     dropped: Counter[str] = Counter()
     around = _around_backends(wanted, place, environment, dropped)
     # They are measured in any case: all others are compared with them.
-    baselines = [name for name in ("eager", "inductor") if name in ("eager", *backends)]
-    configs = {CompileConfig(name, environment=environment): None for name in baselines}
+    baselines = [CompileConfig("eager", environment=environment)]
+    if "inductor" in backends:
+        baselines.append(CompileConfig("inductor", environment=environment))
+    configs = dict.fromkeys(baselines)
     unusable: dict[Setting, str] = {}
     listed: list[CompileConfig] = []
     for backend in dict.fromkeys(("eager", *backends)):
