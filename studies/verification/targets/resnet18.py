@@ -6,7 +6,7 @@ import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
 IS_SMALL = "VERIFICATION_SMALL" in os.environ
-PIXELS, IMAGES, CLASSES = (32, 4, 10) if IS_SMALL else (96, 16, 100)
+PIXELS, IMAGES, CLASSES = (64, 8, 10) if IS_SMALL else (96, 16, 100)
 DEPTHS, KIND = [2, 2, 2, 2], "basic"
 WIDTHS = [16, 32, 64, 128] if IS_SMALL else [64, 128, 256, 512]
 
