@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError, first_words
-from autocompile.store.recorded_calls import MOST, RecordedCalls
+from autocompile.store.recorded_calls import MOST
 from autocompile.trial.values import rebuilt, tensors_by_path
 
 
@@ -93,47 +93,6 @@ def each_call(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         )
 
     return check_all
-
-
-def from_file(recorded: RecordedCalls) -> Workload:
-    """Inputs of the shapes in a file, with random values; integers within what was seen.
-
-    Raises:
-        TargetError: an argument that no file can hold.
-    """
-
-    def inputs(call: Mapping[str, Any]) -> Any:
-        args = [_value(x, f"argument {n}") for n, x in enumerate(call["args"])]
-        named = {name: _value(x, name) for name, x in call["kwargs"].items()}
-        return (
-            Arguments((tuple(args), named)) if args and named else named or tuple(args)
-        )
-
-    return Workload(map(inputs, recorded))
-
-
-def _value(recorded: Any, name: str) -> Any:
-    if isinstance(recorded, list):
-        return [_value(each, name) for each in recorded]
-    if not isinstance(recorded, dict):
-        return recorded
-    ((kind, inner),) = recorded.items()
-    if kind == "tuple":
-        return tuple(_value(each, name) for each in inner)
-    if kind == "dict":
-        return {key: _value(each, f"{name}[{key!r}]") for key, each in inner.items()}
-    if kind == "object":
-        raise TargetError(
-            f"the file of calls cannot hold {name}, which is a {inner}",
-            hint="write get_calls(), which makes it",
-        )
-    dtype = getattr(torch, inner["dtype"], None)
-    if not isinstance(dtype, torch.dtype):
-        raise TargetError(f"the file of calls has a tensor of dtype {inner['dtype']!r}")
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(inner["shape"]).to(dtype)
-    low, high = inner.get("low") or 0, inner.get("high") or 0
-    return torch.randint(low, high + 1, inner["shape"]).to(dtype)
 
 
 def other_values(first: Calls, other: Calls) -> Calls:

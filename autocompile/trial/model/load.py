@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,8 +26,9 @@ from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.store.recorded_calls import RecordedCalls
 from autocompile.store.targets import library_model, split_spec
-from autocompile.trial.model.calls import first_call, from_file, from_function
+from autocompile.trial.model.calls import Workload, first_call, from_function
 from autocompile.trial.model.own_step import maker_of
+from autocompile.trial.model.recorded import from_file
 from autocompile.trial.model.target import Target, call_model
 
 _FEW = 2  # samples of a batch that is only looked at
@@ -69,16 +70,15 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
         calls: what the model is called with, from a file; else the target's functions say it.
     """
     place, name = split_spec(spec)
-    if calls is not None:
-        module.get_calls = functools.partial(from_file, calls)  # type: ignore[attr-defined]
     if library_model(spec):
         from autocompile.trial.model.library import build_library
 
-        target = _with_user_functions(build_library(spec, module.library), module)
+        made = build_library(spec, module.library)
+        target = _with_user_functions(made, module, calls)
     elif not name:
-        target = _from_module(module, place)
+        target = _from_module(module, place, calls)
     elif hasattr(module, name):
-        target = _from_object(getattr(module, name), module, spec)
+        target = _from_object(getattr(module, name), module, spec, calls)
     else:
         defined = ", ".join(_names(module)) or "nothing"
         raise TargetError(f"{place} does not define {name}", f"it defines: {defined}")
@@ -90,7 +90,7 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
         )
     _demand_eager(target.model, place)
     _fill_lazy(target)
-    target.rebuild = lambda: build(spec, module).model
+    target.rebuild = lambda: build(spec, module, calls).model
     with contextlib.suppress(
         OSError, TypeError, AttributeError
     ):  # a library has no file
@@ -141,13 +141,12 @@ def _names(module: ModuleType) -> list[str]:
     ]
 
 
-def _from_module(module: ModuleType, place: str) -> Target:
+def _from_module(module: ModuleType, place: str, calls: RecordedCalls | None) -> Target:
     if hasattr(module, "get_model"):
-        return _from_object(module.get_model, module, place)
+        return _from_object(module.get_model, module, place, calls)
     if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
-        return _plain(
-            "KernelBench", module.Model(*module.get_init_inputs()), module, place
-        )
+        model = module.Model(*module.get_init_inputs())
+        return _plain("KernelBench", model, module, place, calls)
     names = _names(module)
     guesses = [name for name in names if name not in _BESIDE]
     raise TargetError(
@@ -159,7 +158,9 @@ def _from_module(module: ModuleType, place: str) -> Target:
     )
 
 
-def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
+def _from_object(
+    value: Any, module: ModuleType, spec: str, calls: RecordedCalls | None
+) -> Target:
     is_class = inspect.isclass(value) and issubclass(value, nn.Module)
     if is_class or inspect.isfunction(value):
         if needed := _why_not_callable(value):
@@ -171,10 +172,10 @@ def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
     for package, maker in _LIBRARIES.items():
         if any(cls.__module__.startswith(package) for cls in type(value).__mro__):
             made = importlib.import_module(maker).from_object(value)
-            return _with_user_functions(made, module)
+            return _with_user_functions(made, module, calls)
     if isinstance(value, nn.Module):
         kind = "functions" if hasattr(module, "get_model") else "nn.Module"
-        return _plain(kind, value, module, spec)
+        return _plain(kind, value, module, spec, calls)
     raise TargetError(
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
@@ -192,10 +193,16 @@ def _why_not_callable(function: Any, *args: Any) -> str:
     return ""
 
 
-def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target:
+def _plain(
+    kind: str,
+    model: nn.Module,
+    module: ModuleType,
+    spec: str,
+    calls: RecordedCalls | None,
+) -> Target:
     example = getattr(model, "example_input_array", None)  # of Lightning
     gives_inputs = hasattr(module, "get_inputs") or hasattr(module, "get_calls")
-    if example is None and not gives_inputs:
+    if example is None and calls is None and not gives_inputs:
         raise TargetError(
             f"{spec} has no get_inputs(batch_size) next to it",
             "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
@@ -207,7 +214,7 @@ def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target
             True,
             "example_input_array of the model",
         )
-    return _with_user_functions(target, module)
+    return _with_user_functions(target, module, calls)
 
 
 def _demand_plain(target: Target, function: str) -> None:
@@ -217,7 +224,18 @@ def _demand_plain(target: Target, function: str) -> None:
         )
 
 
-def _with_user_functions(target: Target, module: ModuleType) -> Target:
+def _take_calls(target: Target, make: Callable[[], Workload], source: str) -> None:
+    """Let a target make calls of several shapes, in place of the inputs that it has."""
+    _demand_plain(target, source)
+    target.fixed_batch = True
+    target.phase_inputs.clear()
+    target.make_inputs = lambda _: make()
+    target.choices["inputs"] = source
+
+
+def _with_user_functions(
+    target: Target, module: ModuleType, calls: RecordedCalls | None
+) -> Target:
     if hasattr(module, "get_inputs"):
         function = module.get_inputs
         fixed = target.fixed_batch = not inspect.signature(function).parameters
@@ -228,13 +246,18 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
             target.phase_inputs.pop(phase, None)
         target.choices["inputs"] = "get_inputs() of the target"
     if hasattr(module, "get_calls"):
-        _demand_plain(target, "get_calls()")
-        get_calls, target.fixed_batch = module.get_calls, True
-        target.phase_inputs.clear()
-        target.make_inputs = lambda _: from_function(get_calls, str(module.__name__))
-        is_file = isinstance(get_calls, functools.partial)
-        target.choices["inputs"] = (
-            "the file of calls" if is_file else "get_calls() of the target"
+        get_calls = module.get_calls
+        _take_calls(
+            target,
+            lambda: from_function(get_calls, str(module.__name__)),
+            "get_calls() of the target",
+        )
+    if calls is not None:
+        forward, usual = target.model.forward, target.make_inputs
+        _take_calls(
+            target,
+            lambda: from_file(calls, forward, first_call(usual(_FEW))),
+            "the file of calls",
         )
     if hasattr(module, "get_step"):
         _demand_plain(target, "get_step()")

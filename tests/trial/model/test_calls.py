@@ -1,4 +1,4 @@
-"""A workload: calls as they come, from a function or a file, and inputs beside them."""
+"""A workload: calls as they come, from a function, and inputs beside them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autocompile.errors import TargetError
-from autocompile.store.recorded_calls import MOST, RecordedCalls
+from autocompile.store.recorded_calls import MOST
 from autocompile.trial.model import calls
 from autocompile.trial.model.calls import Calls
 
@@ -41,27 +41,6 @@ def test_a_function_that_fails_names_the_call() -> None:
 
     with pytest.raises(TargetError, match="fails at call 1"):
         calls.from_function(get_calls, "model.py")
-
-
-def test_a_file_gives_its_shapes_and_integers_within_what_was_seen() -> None:
-    ids = {"tensor": {"shape": [64, 3], "dtype": "int32", "low": 4, "high": 6}}
-    x = {"tensor": {"shape": [2], "dtype": "bfloat16"}}
-    call = {"args": [ids, {"tuple": [x, 3]}], "kwargs": {}}
-    (made,) = calls.from_file(RecordedCalls("Net", (call,), (0,)))
-    assert made[0].shape == (64, 3)
-    assert made[0].dtype == torch.int32
-    assert set(made[0].unique().tolist()) == {4, 5, 6}
-    assert made[1][0].dtype == torch.bfloat16
-    assert made[1][1] == 3
-
-
-@pytest.mark.parametrize(
-    "value", [{"object": "Cache"}, {"tensor": {"shape": [1], "dtype": "nn"}}]
-)
-def test_what_a_file_cannot_hold_is_one_paragraph(value: Any) -> None:
-    call = {"args": [value], "kwargs": {}}
-    with pytest.raises(TargetError, match="the file of calls"):
-        calls.from_file(RecordedCalls("Net", (call,), (0,)))
 
 
 def test_other_values_keep_the_shapes() -> None:
