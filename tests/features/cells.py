@@ -197,6 +197,8 @@ def interrupted(folder: Path) -> Iterator[None]:
                 os.kill(os.getpid(), signal.SIGINT)
                 return
 
+    # A program in the background is started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=press)
     thread.start()
     try:
@@ -204,6 +206,7 @@ def interrupted(folder: Path) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def tuned(
@@ -373,12 +376,13 @@ def _own_step(module: Any, phase: str, names: Mapping[str, Any]) -> Call:
 def _in_rllib(cell: Cell, module: Any, code: str, stack: contextlib.ExitStack) -> Call:
     """A module's exploration, or updates of a learner, of an algorithm or of the module alone."""
     from nets_rllib import ACTIONS, SEEN, WIDTH
+    from ray.rllib.core import DEFAULT_MODULE_ID
     from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
     config = module.config.copy(copy_frozen=False)
     seen = torch.rand(ROWS, WIDTH)
     if cell["export"] != "rllib":
-        spec = config.get_rl_module_spec(spaces={"__env__": (SEEN, ACTIONS)})
+        spec = config.get_rl_module_spec(spaces={DEFAULT_MODULE_ID: (SEEN, ACTIONS)})
         spec.observation_space, spec.action_space = SEEN, ACTIONS
         names = {"torch": torch, "model": spec.build(), "optimizer": None}
         exec(code, names)

@@ -18,7 +18,7 @@ from typing import Any
 
 import cells
 import pytest
-from axes import AXES, IMPOSSIBLE, IN_RLLIB, OWN
+from axes import AXES, IMPOSSIBLE, IN_RLLIB
 from pairs import Cell, covering, excluded
 
 import autocompile
@@ -28,9 +28,6 @@ CELLS = covering(AXES, excluded(IMPOSSIBLE))
 PLAIN = autocompile.CompileConfig()
 _NEAR = 1.25  # a figure and a loop differ by less
 _SETS = 3  # fresh processes that make an answer "high"
-_TUPLES = (
-    "a step of one's own gets recorded calls as tuples, not as get_inputs gives them"
-)
 pytestmark = [
     pytest.mark.slow,  # half a minute to minutes each, alone on a machine
     pytest.mark.usefixtures("_warm", "_dynamo_as_it_was"),
@@ -48,10 +45,7 @@ def _cases() -> Iterator[Any]:
             if value != usual[axis] or axis == "phase"
         ]
         name = f"{number}-{'-'.join(named)}"
-        marks = []
-        if cell["calls"] == "recorded" and cell["phase"] in OWN:
-            marks.append(pytest.mark.xfail(strict=True, reason=_TUPLES))
-        yield pytest.param(cell, id=name, marks=marks)
+        yield pytest.param(cell, id=name)
 
 
 @pytest.mark.parametrize("cell", [*_cases()])
@@ -120,9 +114,13 @@ def _demand_answer(cell: Cell, result: autocompile.Result, limit_s: float) -> No
     else:
         assert answer.verdict == "faster", _told(result)
         assert answer.best is not None
-        assert answer.best.config.backend in cells.backends(cell), _told(result)
+        backend, honest = answer.best.config.backend, cells.backends(cell)
+        # Under autocast, eager mode itself may be faster than what a backend makes of it.
+        is_variant = cells.has_variants(cell) and answer.best.is_eager
+        assert backend in honest or is_variant, _told(result)
         # Plain torch.compile() is as fast as frozen weights here, and plainer.
-        if cell["weights"] != "frozen" or answer.best.config != PLAIN:
+        is_plain = cell["weights"] == "frozen" and answer.best.config == PLAIN
+        if not is_plain and not is_variant:
             _demand_setting(cell, answer.best.config)
         if cell["limit"] == "latency":
             assert answer.best.call_s < limit_s * _passes(cell)
