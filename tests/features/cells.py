@@ -241,7 +241,7 @@ def tuned(
     most = None
     if cell["ending"] == "few" and not is_lie:
         # Eager mode in its forms, and one that compiles; plain torch.compile() goes first.
-        most = 2 + has_variants(cell) + (cell["weights"] == "frozen")
+        most = 2 + _has_other_eager(cell) + (cell["weights"] == "frozen")
     if cell["resume"] == "yes":
         with interrupted(Path(run_dir)):
             first = autocompile.tune(target, **more, progress="none")
@@ -252,9 +252,13 @@ def tuned(
 
 def has_variants(cell: Cell) -> bool:
     """Whether eager mode is tried in a second form, which nearly ties with the first."""
+    return _has_other_eager(cell) and cell["optimizer"] != "compiled"
+
+
+def _has_other_eager(cell: Cell) -> bool:
+    """Whether eager mode is tried in a second form, with whatever gain."""
     usual = {axis: AXES[axis][0] for axis in ("numbers", "optimizer", "memory")}
-    named = {axis for axis, value in usual.items() if cell[axis] != value}
-    return bool(named) and cell["optimizer"] != "compiled"
+    return any(cell[axis] != value for axis, value in usual.items())
 
 
 def _of_a_suite(

@@ -144,5 +144,10 @@ def _look_between(session: Session, entrant: Entrant) -> None:
     workload = session.workload
     if not isinstance(workload, Calls) or entrant.side.config.dynamic is False:
         return
-    if (inputs := between(workload)) is not None:
-        check_at_size(session.reference, entrant.subject, inputs)
+    if (inputs := between(workload)) is None:
+        return
+    # Constants are by now those of the other weights that it was given (check_new_weights).
+    has_others = entrant.side.config.bakes_weights
+    reference = session.reference
+    with reference.with_other_weights() if has_others else contextlib.nullcontext():
+        check_at_size(reference, entrant.subject, inputs)

@@ -117,6 +117,15 @@ def test_a_setting_that_is_wrong_between_the_shapes_is_found(
     assert "between those of the calls" in result["message"]
 
 
+def test_weights_that_are_constants_are_right_between_the_shapes_too(
+    target: Path, try_it: Try
+) -> None:
+    config = CompileConfig(freezing=True)
+    result = try_it("model.py", "forward", config=config.to_dict(), batch_size=None)
+    assert result["outcome"] == "ok", result["message"]
+    assert result["weights_live"] is True
+
+
 @pytest.mark.parametrize("limit", [None, 16])
 def test_more_shapes_than_torch_makes_programs_for(
     work: Path, try_it: Try, limit: int | None
