@@ -208,6 +208,8 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
         "5m",
     ]
     given = dict(zip(words[6::2], words[7::2], strict=True))
+    place = given.pop("--run-dir")
+    assert Path(place).samefile(result.run_dir)
     assert given == {
         "--timeout": "90.5",
         "--memory-limit": str(2**31),
@@ -216,7 +218,9 @@ def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(
         "--sampler": "random",
     }
     again = resumed(target, PressesCtrlC(0)).report.phases["forward"].answer
-    assert again.command.endswith("--budget 5m")  # of the last time that it went on
+    # Options of the last time that it went on.
+    usual = f"autocompile tune {target} --resume --budget 5m --run-dir {place}"
+    assert again.command == usual
 
 
 @pytest.mark.parametrize(
