@@ -244,9 +244,13 @@ class Bench:
     """
 
     def __init__(
-        self, folder: Path, isolation: Isolation = "auto", jobs: int = 2
+        self,
+        folder: Path,
+        isolation: Isolation = "auto",
+        jobs: int = 2,
+        executor: LocalExecutor | None = None,
     ) -> None:
-        self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
+        self.executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
         self.job_factory = JobFactory(run, Header(), PATIENCE_S, None)
