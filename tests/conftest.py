@@ -348,11 +348,13 @@ class _Lasting:
         ]
 
     def close(self) -> None:
-        """End the trials, and nothing else."""
+        """End the trials, and forget their target."""
         for number in list(self._executor._children):
             self._executor.cancel(number)
         while self._executor._children or self._executor._events:
             self._executor.wait(0.2)
+        for starter in self._executor._starters.values():
+            starter.forget()
 
 
 @pytest.fixture(scope="module")

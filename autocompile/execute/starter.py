@@ -288,14 +288,19 @@ class ProcessStarter:
                     if any(self._warmth):
                         self._fork_server.warm(*self._warmth)
                 if self._may_build and self._is_another_target(job):
-                    if self._builds is not None:
-                        self._fork_server.forget()
+                    self.forget()
                     self._builds = job
                     self._fork_server.build(job)
                 return self._fork_server.is_ready()
             except ForkServerError as error:
                 self._fall_back(error)
         return True
+
+    def forget(self) -> None:
+        """Have the fork server drop the target that it has built; no trial may be running."""
+        if self._builds is not None and self._fork_server is not None:
+            self._fork_server.forget()
+        self._builds = None
 
     def _is_another_target(self, job: Job) -> bool:
         return job.builds and (
