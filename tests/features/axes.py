@@ -39,6 +39,10 @@ AXES = {
 
 IMPOSSIBLE = (
     Impossible(
+        "numbers", ("autocast",), "weights", ("baked",),
+        "ONNX Runtime multiplies no matrices in bfloat16 on a CPU",
+    ),
+    Impossible(
         "phase", IN_RLLIB, "calls", ("get_calls", "recorded"),
         "RLlib's configurations say themselves what a module is called with",
     ),
