@@ -40,6 +40,8 @@ class Backend:
     package: str = ""  # another one that it does not work without
     needs: str = ""  # in words, where the name of a package does not say it
     avx512: bool = False  # does nothing on a CPU without AVX-512
+    # ``module:function`` that is asked, with a torch.device, why it cannot compile for that
+    asks: str = ""
     changes_process: bool = False  # for whatever is compiled later
     device: str | None = None  # the only type of device that it is for
     todo: str = ""  # what to do where it does not work
@@ -79,7 +81,8 @@ BACKENDS: Mapping[str, Backend] = {
         todo="run where there is an NVIDIA GPU",
     ),
     "onnxrt": _onnx(
-        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"
+        asks="autocompile.runtime.backends.onnxrt:why_not",
+        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
     ),
     "openvino_onnx": _onnx(package="openvino", device="cpu", todo=_GET_OPENVINO),
     "ipex": Backend(

@@ -271,6 +271,18 @@ def test_zentorch_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert elsewhere == {"zentorch": "it runs on cpu only"}
 
 
+def test_onnx_runtime_without_a_provider_for_the_gpu_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import onnxruntime
+
+    only = ["AzureExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: only)
+    found = environment.backends(torch.device("cuda"), ["onnxrt"])
+    assert "no CUDAExecutionProvider" in found["onnxrt"]
+    assert environment.backends(CPU, ["onnxrt"]) == {"onnxrt": ""}
+
+
 def test_a_package_that_registers_a_backend_is_imported_in_no_other_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

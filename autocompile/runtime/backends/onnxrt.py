@@ -50,6 +50,18 @@ class OrtSession(OnnxSession):
         self._session.run_with_iobinding(self._binding)
 
 
+def why_not(device: torch.device) -> str:
+    """Why ONNX Runtime cannot compute on a device; empty if it can."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return f"onnxruntime cannot be imported: {error}"[:160]
+    provider = f"{device.type.upper()}ExecutionProvider"
+    if provider in onnxruntime.get_available_providers():
+        return ""
+    return f"the onnxruntime here has no {provider} (for CUDA: onnxruntime-gpu)"
+
+
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
@@ -57,11 +69,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
     import onnxruntime
 
-    provider = f"{device.type.upper()}ExecutionProvider"
-    if provider not in onnxruntime.get_available_providers():
-        raise Unsupported(
-            f"the onnxruntime here has no {provider} (for CUDA: onnxruntime-gpu)"
-        )
+    if reason := why_not(device):
+        raise Unsupported(reason)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -77,9 +78,14 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
         except ImportError as error:
             return f"{wanted or 'it cannot be imported'} ({str(error)[:160]})"
         return ""
-    return (
-        "" if name in registered else f"torch {version} knows no backend of this name"
-    )
+    if name not in registered:
+        return f"torch {version} knows no backend of this name"
+    if known.asks:
+        module, function = known.asks.split(":")
+        why_not: Callable[[torch.device], str]
+        why_not = getattr(importlib.import_module(module), function)
+        return why_not(device)
+    return ""
 
 
 def backends(
