@@ -22,8 +22,7 @@ from autocompile.cli import options
 from autocompile.cli.commands import app
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.limits import Limits
-from autocompile.request import Request
-from autocompile.search.sampler import SAMPLERS
+from autocompile.request import SAMPLERS, Request
 from autocompile.settings.option import FLAG, Kept, declared, kept_names
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.settings.tuned import Tuned

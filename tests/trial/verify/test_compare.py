@@ -312,25 +312,25 @@ def test_a_millionth_of_the_largest_gradient_is_what_a_sum_leaves_that_cancels()
         assert (compare(eager, got, moved=still) is None) is is_right
 
 
-@pytest.mark.parametrize(("part", "most"), [("outputs", 3.0), ("gradients", 6.0)])
+@pytest.mark.parametrize(("part", "most"), [("outputs", 3.0), ("gradients", 8.0)])
 def test_some_times_what_eagers_own_rounding_moves_is_rounding(
     part: str, most: float
 ) -> None:
-    """Three times; six of a gradient, where sums round that the tries do not show."""
+    """Three times; eight of a gradient, where sums round that the tries do not show."""
     eager = three()
     torch.manual_seed(0)
     noise = torch.randn(4000)
-    moved = moving({part: eager}, 0.02)
+    moved = moving({part: eager}, 0.01)
     for off, is_right in ((most - 0.25, True), (most + 0.25, False)):
-        got = {part: {n: x + 0.02 * off * noise for n, x in eager.items()}}
+        got = {part: {n: x + 0.01 * off * noise for n, x in eager.items()}}
         assert (compare({part: eager}, got, moved=moved) is None) is is_right
 
 
-def test_a_slice_of_a_gradient_may_be_off_by_ten_times_and_no_more() -> None:
+def test_a_slice_of_a_gradient_may_be_off_by_fifteen_times_and_no_more() -> None:
     weight = values(64, 256)
     moved = moving({"gradients": {"weight": weight}}, 0.01)
     torch.manual_seed(0)
-    for off, is_right in ((0.09, True), (0.15, False)):
+    for off, is_right in ((0.14, True), (0.21, False)):
         got = weight.clone()
         got[5] += off * torch.randn(256)
         found = compare(
