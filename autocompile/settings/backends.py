@@ -81,7 +81,7 @@ BACKENDS: Mapping[str, Backend] = {
         todo="run where there is an NVIDIA GPU",
     ),
     "onnxrt": _onnx(
-        asks="autocompile.runtime.backends.onnxrt:why_not",
+        asks="autocompile.runtime.backends.onnxrt:missing_provider",
         todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
     ),
     "openvino_onnx": _onnx(package="openvino", device="cpu", todo=_GET_OPENVINO),

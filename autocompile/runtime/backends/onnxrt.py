@@ -50,7 +50,7 @@ class OrtSession(OnnxSession):
         self._session.run_with_iobinding(self._binding)
 
 
-def why_not(device: torch.device) -> str:
+def missing_provider(device: torch.device) -> str:
     """Why ONNX Runtime cannot compute on a device; empty if it can."""
     try:
         import onnxruntime
@@ -69,7 +69,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
     import onnxruntime
 
-    if reason := why_not(device):
+    if reason := missing_provider(device):
         raise Unsupported(reason)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

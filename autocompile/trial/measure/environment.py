@@ -82,9 +82,9 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
         return f"torch {version} knows no backend of this name"
     if known.asks:
         module, function = known.asks.split(":")
-        why_not: Callable[[torch.device], str]
-        why_not = getattr(importlib.import_module(module), function)
-        return why_not(device)
+        reason_of: Callable[[torch.device], str]
+        reason_of = getattr(importlib.import_module(module), function)
+        return reason_of(device)
     return ""
 
 
