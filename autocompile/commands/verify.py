@@ -102,7 +102,10 @@ def verify(
     entry = entry_here(settings, given.get("device"), bool(given.get("wait")))
     request = request_for(entry, target, given)
     with (
-        tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder,
+        # What a process that ends still writes there costs no result.
+        tempfile.TemporaryDirectory(
+            prefix="autocompile-verify-", ignore_cleanup_errors=True
+        ) as folder,
         log_shown(),
     ):
         request = replace(request, run_dir=Path(folder) / "run")
