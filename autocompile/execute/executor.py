@@ -28,7 +28,6 @@ class Job:
     python: str | None = None  # path of the interpreter; None: the executor's own
     # folder that a probe makes, and compiler caches start with
     toolchain: Path | None = None
-    builds: bool = False  # its target is built once, for the jobs after it, too
 
     def allowed_s(self, step: Step) -> float:
         if step is Step.COMPILE and self.compile_timeout_s is not None:

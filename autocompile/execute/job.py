@@ -134,7 +134,6 @@ class JobFactory:
             environment=_ENVIRONMENT,
             python=self.pythons.get(environment),
             toolchain=folder,
-            builds=bool(request.header.target),
         )
 
     def cache_of(self, number: int) -> Path:

@@ -83,9 +83,7 @@ class ForkServer:
         # it reports that it is ready, or why not, without a request
         self._unanswered = 1
         self._asked_at = time.monotonic()
-        self._patience_s = _PATIENCE_S
         self._has_to_prepare = False
-        self._modules: list[str] = []  # that it has been asked to import
 
     @property
     def is_busy(self) -> bool:
@@ -94,27 +92,13 @@ class ForkServer:
 
     @property
     def _is_overdue(self) -> bool:
-        return (
-            self._unanswered > 0
-            and time.monotonic() - self._asked_at > self._patience_s
-        )
+        return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Request imports and, with a folder for the toolchain, then a small compile; no wait."""
         place = None if toolchain is None else str(toolchain)
-        self._modules = list(modules) or self._modules
         self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
         self._has_to_prepare |= toolchain is not None
-
-    def build(self, job: Job) -> None:
-        """Request to build the target of a job for the trials after it; no wait.
-
-        Where that cannot be done they build it themselves.
-        """
-        self._patience_s = _PATIENCE_S + job.timeout_s
-        where = {"folder": str(job.folder), "cwd": _here()}
-        limits = {"environment": dict(job.environment), "timeout_s": job.timeout_s}
-        self._ask({"do": "build", **where, **limits})
 
     def is_ready(self) -> bool:
         """Whether it can fork a trial at once; a ForkServerError if it never will."""
@@ -123,7 +107,7 @@ class ForkServer:
             raise self._error
         if self._is_overdue:
             raise ForkServerError(
-                f"the fork server has not answered for {self._patience_s:.0f} s"
+                f"the fork server has not answered for {_PATIENCE_S:.0f} s"
             )
         return not self._unanswered
 
@@ -142,7 +126,11 @@ class ForkServer:
 
     def fork(self, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Fork a trial; the server must be ready. Returns the pid of its supervisor."""
-        self._send({"do": "fork", "cwd": _here(), **arguments}, descriptors)
+        try:
+            here = os.getcwd()
+        except OSError:  # the directory was removed
+            here = "/"
+        self._send({"do": "fork", "cwd": here, **arguments}, descriptors)
         if (answer := self._answer(_FORK_S)) is None:
             raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
         return int(answer["pid"])
@@ -150,12 +138,6 @@ class ForkServer:
     def attach(self, selector: BaseSelector) -> None:
         self._selector = selector
         selector.register(self._connection, EVENT_READ, self.listen)
-
-    def forget(self) -> None:
-        """Request to drop the target that it has built, for another one; no wait."""
-        self._ask({"do": "forget"})
-        if self._modules:  # which only the copy has imported that built the target
-            self.warm(self._modules, None)
 
     def detach(self) -> bool:
         """Leave the selector; whether it is idle, so that another starter can have it."""
@@ -213,13 +195,6 @@ class ForkServer:
         return f": {lines[-1][:200]}" if lines else ""
 
 
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # the directory was removed
-        return "/"
-
-
 # by what they share; None: none outlives its starter
 _idle: dict[str, ForkServer] | None = None
 
@@ -264,8 +239,6 @@ class ProcessStarter:
             self._library, self._variables = lent_package()
         self._fork_server: ForkServer | None = None
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
-        self._builds: Job | None = None  # whose target fork servers build
-        self._may_build = True
         self._deaths, self._is_inherited = 0, False
         self._share = "" if self._variables else share
 
@@ -278,34 +251,16 @@ class ProcessStarter:
                 ):
                     self._fork_server, self._is_inherited = server, True
                     server.attach(self._selector)
-                    server.forget()
                 elif self._fork_server is None:
                     self._fork_server = ForkServer(
                         self._python, self._variables, self._selector
                     )
-                    if self._builds is not None:
-                        self._fork_server.build(self._builds)
                     if any(self._warmth):
                         self._fork_server.warm(*self._warmth)
-                if self._may_build and self._is_another_target(job):
-                    self.forget()
-                    self._builds = job
-                    self._fork_server.build(job)
                 return self._fork_server.is_ready()
             except ForkServerError as error:
                 self._fall_back(error)
         return True
-
-    def forget(self) -> None:
-        """Have the fork server drop the target that it has built; no trial may be running."""
-        if self._builds is not None and self._fork_server is not None:
-            self._fork_server.forget()
-        self._builds = None
-
-    def _is_another_target(self, job: Job) -> bool:
-        return job.builds and (
-            self._builds is None or self._builds.folder != job.folder
-        )
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Have the fork server import modules or prepare a toolchain, now and after a restart."""
@@ -373,9 +328,8 @@ class ProcessStarter:
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
             return  # it may have been killed from outside: try a new one
-        if any(self._warmth) or self._builds is not None:
-            self._warmth, self._builds = ((), None), None
-            self._may_build = False
+        if any(self._warmth):
+            self._warmth = ((), None)
             self._tell(f"trials are forked without the target's imports: {error}")
             return
         self._forks = False

@@ -5,11 +5,6 @@ pool is gone, an opened GPU driver is unusable. So the fork server computes on o
 never touches the GPU, and checks itself before each fork. A test child that computes as trials do
 shows what cannot be seen from inside; it is repeated when a library has started a thread since. If
 a check fails, the fork server refuses and says why.
-
-It also builds the target, for all trials at once. That runs the user's code, which may do anything.
-So the fork server first forks itself: the copy builds and serves from then on, and the original, in
-which nothing of the user's has run, waits. It goes on by itself where the copy cannot build the
-target or could not fork trials afterwards; then each trial builds its own, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ import functools
 import gc
 import importlib
 import json
-import select
 import signal
 import threading
 import warnings
@@ -40,9 +34,6 @@ from autocompile.trial import toolchain
 from autocompile.trial.supervisor import guard
 
 _TEST_CHILD_S = 30
-_POLL_S = 0.05  # of the copy that builds
-_BUILT = b"built"
-_FORGOTTEN = 75  # exit code of a copy that has been told to forget its target
 
 
 class _ForkServer:
@@ -53,13 +44,12 @@ class _ForkServer:
         import torch._inductor.compile_fx
         import torch._inductor.select_algorithm
 
-        from autocompile.trial.model import built
         from autocompile.trial.worker import run  # what every trial needs of ours
 
         with contextlib.suppress(ImportError):
             # Or Inductor's first compile leaves a thread behind.
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
-        self._torch, self._run, self._built = torch, run, built
+        self._torch, self._run = torch, run
         self._proven_threads = 0
         # its pid, and the folder that it makes
         self._toolchain: tuple[int, Path] | None = None
@@ -94,12 +84,6 @@ class _ForkServer:
             for descriptor in descriptors:
                 os.close(descriptor)
             return answer
-        if request["do"] == "build":
-            return self._refusal() or self._in_a_copy(request)
-        if request["do"] == "forget":
-            if self._built.target is not None:
-                os._exit(_FORGOTTEN)  # the original answers
-            return {}
         if request["do"] == "warm":
             _import(request["modules"])
             if request["toolchain"] is not None:
@@ -150,57 +134,6 @@ class _ForkServer:
             self._proven_threads = threads
         return {}
 
-    def _in_a_copy(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Build the target in a copy of this process, which returns from here if it can serve.
-
-        The original returns, too, once there is no such copy.
-        """
-        told, tell = os.pipe()
-        original = os.getpid()
-        if (copy := os.fork()) == 0:
-            os.close(told)
-            self._become_copy(original)
-            reason = self._why_not_built(request)
-            os.write(tell, reason.encode() if reason else _BUILT)
-            if reason:
-                os._exit(1)
-            os.close(tell)
-            return {"built": True}
-        os.close(tell)
-        said = _word_of(copy, told)
-        os.close(told)
-        if said == _BUILT:
-            code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
-            if code != _FORGOTTEN:
-                os._exit(code & 0xFF)  # the tuner is gone, or sees that the copy is
-            return {}
-        return {"built": False, "why": said.decode("utf-8", "replace")}
-
-    def _become_copy(self, original: int) -> None:
-        processes.die_with_parent(original)
-        processes.adopt_orphans()
-        self._supervisors.clear()
-        # If memory runs out, the kernel ends this process before others.
-        with (
-            contextlib.suppress(OSError),
-            open("/proc/self/oom_score_adj", "w") as file,
-        ):
-            file.write("900")
-
-    def _why_not_built(self, request: dict[str, Any]) -> str:
-        """Why trials have to build the target; empty once it is there for them."""
-        os.environ.update(request["environment"])
-        os.chdir(request["cwd"])
-        signal.alarm(max(1, int(request["timeout_s"])))  # ends what hangs
-        try:
-            self._built.build_once(request["folder"])
-        except BaseException as error:  # SystemExit of the user's code as well
-            return f"{type(error).__name__}: {error}"[:1000]
-        signal.alarm(0)
-        signal.signal(signal.SIGCHLD, self._reap)  # the user's code may have its own
-        self._proven_threads = 0
-        return str(self._refusal().get("refused", ""))
-
     def _fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         fork_server = os.getpid()
         if pid := os.fork():
@@ -222,19 +155,6 @@ class _ForkServer:
             guard(work, results, nonce, fork_server)
         finally:
             os._exit(70)
-
-
-def _word_of(pid: int, descriptor: int) -> bytes:
-    """What a child sends; empty where it ends without a word.
-
-    Processes that it leaves behind may keep the pipe open, so that does not tell its end.
-    """
-    over = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    while not select.select([descriptor], [], [], _POLL_S)[0]:
-        has_ended = os.waitid(os.P_PID, pid, over) is not None
-        if has_ended and not select.select([descriptor], [], [], 0)[0]:
-            return b""
-    return os.read(descriptor, 4096)
 
 
 def _import(modules: list[str]) -> None:
