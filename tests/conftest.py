@@ -180,10 +180,8 @@ def _dynamo_as_it_was() -> Iterator[None]:
 
     random_state = torch.get_rng_state()
     torch._dynamo.list_backends(None)  # registers torch's own
-    before = {
-        *_COMPILER_FNS,
-        "onnxrt",
-    }  # which its entry point brings once in a process
+    # An entry point brings onnxrt once in a process, maybe within the test.
+    before = {*_COMPILER_FNS, "onnxrt"}
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
         yield
     for name in set(_COMPILER_FNS) - before:

@@ -96,9 +96,8 @@ def median_interval(values: Sequence[float]) -> Interval:
         raise ValueError(f"need at least one finite value, got {list(values)[:3]}")
     centre, n = float(np.median(x)), x.size
     sides = np.sign(x - centre)
-    by_chance = 2 / math.sqrt(
-        n
-    )  # two standard deviations of what independent values give
+    # Two standard deviations of what independent values give.
+    by_chance = 2 / math.sqrt(n)
     correlation = float(sides[:-1] @ sides[1:]) / n
     alike = min(0.9, max(0.0, correlation - by_chance))
     # Binomial(n, 1/2) by a normal approximation with continuity, of as many independent values.
