@@ -66,6 +66,13 @@ IMPOSSIBLE = (
         "compiling the optimizer is all that this phase does",
     ),
     Impossible(
+        "phase", ("learner_update",), "optimizer", ("compiled",),
+        "RLlib's own Learner steps, outside of what is compiled",
+    ),
+    Impossible(
+        "optimizer", ("compiled",), "export", ("rllib",), "RLlib's own Learner steps",
+    ),
+    Impossible(
         "phase", ("optimizer_step",), "optimizer", ("fused",),
         "Dynamo leaves a fused step in eager mode, so that nothing is compiled",
     ),

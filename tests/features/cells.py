@@ -158,7 +158,13 @@ def liar(cell: Cell) -> str:
         return "steps_twice"
     if cell["phase"] in TRAINING:
         return "wrong_gradient"
-    return "bakes_weights" if cell["numbers"] == "float32" else "off_by_a_hundredth"
+    # A hundredth is what bfloat16 may be off by itself.
+    by_numbers = {
+        "float32": "bakes_weights",
+        "precision": "off_by_a_hundredth",
+        "autocast": "off_by_a_twentieth",
+    }
+    return by_numbers[cell["numbers"]]
 
 
 def space(cell: Cell, names: tuple[str, ...]) -> autocompile.SearchSpace:

@@ -155,7 +155,7 @@ def _demand_found(cell: Cell, result: autocompile.Result, liar: str) -> None:
     """The liar was tried, refused each time, and is not the answer."""
     of_liar = [r for r in result.trials if r.config.backend == liar]
     tried = [r for r in of_liar if r.outcome is not Outcome.INTERRUPTED]
-    assert tried, "the liar was not tried"
+    assert tried, f"the liar was not tried\n{_told(result)}"
     for record in tried:
         assert record.outcome in (Outcome.WRONG_OUTPUT, Outcome.STALE_WEIGHTS), (
             record.outcome,

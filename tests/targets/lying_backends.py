@@ -105,6 +105,7 @@ def _one_nan(outputs, call):
 
 _changing("zeros", lambda outputs, _: (torch.zeros_like(out) for out in outputs))
 _changing("off_by_a_hundredth", lambda outputs, _: (out * 1.01 for out in outputs))
+_changing("off_by_a_twentieth", lambda outputs, _: (out * 1.05 for out in outputs))
 _changing("right_twice", lambda outputs, call: (out + (call > 2) for out in outputs))
 _changing("wears_out", lambda outputs, call: (out + (call > _LATE) for out in outputs))
 _changing("one_nan", _one_nan)
