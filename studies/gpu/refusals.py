@@ -91,7 +91,7 @@ def distances(reference: Reference, side: Side) -> dict[str, float]:
         if path.startswith(GRADIENTS):
             far = apart(a, b)
             whole += far.squares.cpu()
-            by = float(movement.scale(path, far.error)[0])
+            by = float(movement.slices(path).scale(a)[0])
             if 0 < by <= float(far.size[0]) / 2:  # else it is rounding alone
                 now["multiple"] = max(now["multiple"], float(far.error[0]) / by)
                 now["longer"] = max(now["longer"], change(far.squares))

@@ -4,7 +4,7 @@ Real numbers are compared slice by slice (``slices.py``). The plain tolerance of
 first. Where a slice fails it, the scale of its error is measured: what the slice moves by where
 eager's own operations are rounded otherwise at random (``rounding.py``), at least what the whole
 leaf moves by. An error of three times that is rounding, and a larger one is wrong. The worst of
-many slices, and a mean over few numbers, may be larger by chance alone; two terms say by how much.
+many slices may be larger, by chance alone or as one was in a try, and so may a mean over few numbers.
 Gradients must have the right length, too.
 
 Integers and booleans may differ as often as rounding changes eager's own. A Python number is a
@@ -24,6 +24,7 @@ from autocompile.trial.values import flatten
 from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.slices import (
     Apart,
+    Moves,
     apart,
     as_real,
     chances,
@@ -37,11 +38,10 @@ _FLOAT32 = 1e-4
 
 # Of what rounding moves. Two computations that round alike are sqrt(2) apart.
 _MULTIPLE = 3.0
-# Of a gradient, as a whole and in a slice. A backward pass sums over samples and positions, in
-# another order on each side, and how sums round inside the tries do not show: on an H100 gradients
-# of right settings were up to 5.7 apart as a whole and 10.2 in a slice (studies/verification), and
-# a trial ends at its first: there is room for those that stand behind it.
-_OF_GRADIENT, _OF_ITS_SLICE = 8.0, 15.0
+# Of a gradient. A backward pass sums over samples and positions, in another order on each side, and
+# how sums round inside the tries do not show: on an H200 gradients of right settings were up to 7.5
+# apart as a whole, and 12 in the worst of many slices (studies/verification).
+_OF_GRADIENT = 15.0
 # More for a mean over few numbers: this over their count. The scale is a mean over some tries
 # itself, so the ratio has the tails of Student's t. With ``_MULTIPLE`` it is ten for one number.
 _OF_FEW = 7.0
@@ -77,14 +77,14 @@ class Moved:
     """How far one leaf of eager's view moved, summed over the tries.
 
     Attributes:
-        squares: squared root mean squares of the change, by slice; None of integers.
+        slices: the change, by slice.
         together: sums of squares of the change, and of the leaf.
         lengths: squared relative changes of the length.
         flips: the largest share of the elements of an integer leaf that changed.
         amount: the largest change of an integer without axes.
     """
 
-    squares: torch.Tensor | None = None
+    slices: Moves = field(default_factory=Moves)
     together: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
     flips: float = 0.0
@@ -96,8 +96,7 @@ class Moved:
         self.lengths = change if self.lengths is None else self.lengths + change
         self.together = squares if self.together is None else self.together + squares
         if error is not None:
-            error = error.square().nan_to_num(0.0, 0.0, 0.0)
-            self.squares = error if self.squares is None else self.squares + error
+            self.slices.add(error)
 
 
 @dataclass
@@ -141,14 +140,9 @@ class Movement:
             self.leaves.setdefault(ALL, Moved()).add(_sum(gradients))
         self.tries += 1
 
-    def scale(self, path: str, like: torch.Tensor) -> torch.Tensor:
-        """What the slices of a leaf move by, each at least what the whole does."""
-        squares = self.leaves.get(path, Moved()).squares
-        if squares is None:
-            return torch.zeros_like(like)
-        by = (squares / self.tries).sqrt().to(like.device)
-        # Of a call of another size only the whole says something.
-        return torch.maximum(by if by.shape == like.shape else by[:1], by[:1])
+    def slices(self, path: str) -> Moves:
+        """How far the slices of a leaf move."""
+        return self.leaves.get(path, Moved()).slices
 
     def length(self, path: str) -> float:
         """What the length of a gradient, or of all as one, moves by, relative to itself."""
@@ -165,18 +159,10 @@ class Movement:
 
 
 def explained(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    whole: float = _MULTIPLE,
-    part: float = _MULTIPLE,
+    x: torch.Tensor, moves: Moves, multiple: float = _MULTIPLE
 ) -> torch.Tensor:
-    """The errors of the slices of a tensor that rounding explains where it moves them by a scale.
-
-    ``whole`` and ``part``: how many times the scale the tensor and one slice of it may be off.
-    """
-    multiple = torch.full_like(scale, part)
-    multiple[0] = whole
-    return (multiple * chances(x) + _OF_FEW / counts(x)) * scale
+    """The errors of the slices of a tensor that rounding explains where it moves them so far."""
+    return (multiple * moves.worst(x) + _OF_FEW / counts(x)) * moves.scale(x)
 
 
 _Pair = tuple[str, Any, Any]
@@ -210,9 +196,9 @@ class _Leaf:
     def limit(self, movement: Movement) -> torch.Tensor:
         """The largest error of each slice that rounding explains."""
         least = torch.finfo(as_real(self.want).dtype).eps * self.far.size[0]
-        scale = movement.scale(self.path, self.far.error)
-        most = (_OF_GRADIENT, _OF_ITS_SLICE) if self.is_gradient else ()
-        return torch.maximum(explained(self.want, scale, *most) + least, self._least)
+        multiple = _OF_GRADIENT if self.is_gradient else _MULTIPLE
+        by = explained(self.want, movement.slices(self.path), multiple)
+        return torch.maximum(by + least, self._least)
 
     @property
     def _least(self) -> torch.Tensor:

@@ -26,7 +26,7 @@ from autocompile.trial.verify.compare import (
     numbers,
     worst_slice,
 )
-from autocompile.trial.verify.slices import Apart, apart, counts, names_of
+from autocompile.trial.verify.slices import Apart, Moves, apart, counts, names_of
 
 if TYPE_CHECKING:
     from autocompile.trial.model.sides import Side
@@ -126,14 +126,13 @@ def step_problem(reference: Side, side: Side, tries: Tries | None = None) -> str
         return _first_problem(far, lambda each: each.allowed)
     # The reference may be the side that is tried.
     far = [replace(each, right=each.right.clone()) for each in far]
-    squares = {each.name: torch.zeros_like(each.off.error) for each in far}
+    moves = {each.name: Moves() for each in far}
     count, problem = 0, None
     for count, made in enumerate(tries(gradients), 1):
         for each in far:
-            by = apart(each.right, made.parameters[each.name]).error
-            squares[each.name] += by.square().nan_to_num(0.0, 0.0, 0.0)
+            moves[each.name].add(apart(each.right, made.parameters[each.name]).error)
         if count in TRIES:
-            problem = _first_problem(far, _limits(squares, count))
+            problem = _first_problem(far, _limits(moves))
             if problem is None:
                 return None
     if count < TRIES[-1]:
@@ -148,13 +147,6 @@ def _first_problem(
     return next(filter(None, problems), None)
 
 
-def _limits(
-    squares: Mapping[str, torch.Tensor], count: int
-) -> Callable[[_Update], torch.Tensor]:
-    """The distance that rounding explains, from the squares of what some tries moved."""
-
-    def limit(each: _Update) -> torch.Tensor:
-        scale = (squares[each.name] / count).sqrt()
-        return each.allowed + explained(each.right, torch.maximum(scale, scale[:1]))
-
-    return limit
+def _limits(moves: Mapping[str, Moves]) -> Callable[[_Update], torch.Tensor]:
+    """The distance that rounding explains, from how far some tries moved each parameter."""
+    return lambda each: each.allowed + explained(each.right, moves[each.name])

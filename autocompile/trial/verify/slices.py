@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -68,6 +68,55 @@ def apart(want: torch.Tensor, got: torch.Tensor) -> Apart:
         _add(totals[1], (first / weight).square(), where, want.shape)
     error, size = (totals / counts(want)).sqrt() * unit
     return Apart(error, size, squares)
+
+
+@dataclass
+class Moves:
+    """How far the slices of one tensor moved in each of some tries, as errors of :class:`Apart`."""
+
+    errors: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, error: torch.Tensor) -> None:
+        """Take one more try into account."""
+        self.errors.append(error.nan_to_num(0.0, 0.0, 0.0))
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """What the slices of ``x`` move by, each at least what the whole does."""
+        like = counts(x)
+        if not self.errors:
+            return torch.zeros_like(like)
+        scale = self._each().square().mean(0).sqrt().to(like.device)
+        # Of a call of another size only the whole says something.
+        return torch.maximum(
+            scale if scale.shape == like.shape else scale[:1], scale[:1]
+        )
+
+    def worst(self, x: torch.Tensor) -> torch.Tensor:
+        """How much the worst of the slices along an axis may exceed its scale.
+
+        As far as chance alone makes it, or as a slice did in one of the tries: most errors of an
+        activation that is 0 or not, or of a slice that is one large number, are small, and some
+        are many times as large.
+        """
+        found, scale = chances(x), self.scale(x)
+        if not self.errors or self.errors[0].shape != scale.shape:
+            return found
+        least = torch.finfo(scale.dtype).tiny
+        most = (self._each().to(scale.device) / scale.clamp(min=least)).amax(0)
+        for begin, end in axes_of(x):
+            found[begin:end] = torch.maximum(found[begin:end], most[begin:end].max())
+        return found
+
+    def _each(self) -> torch.Tensor:
+        return torch.stack(self.errors)
+
+
+def axes_of(x: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Where the slices along each axis begin and end."""
+    begin = 1
+    for n in filter(None, as_real(x).squeeze().shape):
+        yield begin, begin + n
+        begin += n
 
 
 def names_of(x: torch.Tensor) -> Iterator[str]:
