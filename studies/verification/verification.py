@@ -41,6 +41,7 @@ class Asked:
 
     device: str
     seed: int
+    phases: tuple[str, ...]  # none: all
 
     @property
     def on_gpu(self) -> bool:
@@ -75,6 +76,8 @@ def honest_tasks(asked: Asked, only: list[str]) -> Iterator[pool.Task]:
     for name, model in catalogue.HONEST.items():
         for phase in model.phases if name in only else ():
             spec = str(HERE / "targets" / f"{name}.py")
+            if asked.phases and phase not in asked.phases:
+                continue
             for config in catalogue.honest_settings(model, phase, asked.on_gpu):
                 yield pool.Task(spec, phase, config, {"model": name, "phase": phase})
 
@@ -144,6 +147,7 @@ def main() -> None:
         one.add_argument("--jobs", type=int, default=2, help="trials side by side")
         one.add_argument("--seconds", type=float, default=1e9, help="of all runs")
         one.add_argument("--seed", type=int, default=0)
+        one.add_argument("--phases", default="", help="of right settings, with commas")
         one.add_argument("--models", default=",".join(known), help="names, with commas")
     one = commands.add_parser("table")
     one.add_argument("folders", type=Path, nargs="+", help="the columns, in order")
@@ -159,7 +163,8 @@ def main() -> None:
     places = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     os.environ.update({} if options.device.startswith("cuda") else _ON_CPU)
-    asked = Asked(options.device, options.seed)
+    phases = tuple(filter(None, options.phases.split(",")))
+    asked = Asked(options.device, options.seed, phases)
     only = options.models.split(",")
     tasks_of = {"liars": liar_tasks, "honest": honest_tasks}[options.command]
     rows: list[dict[str, Any]] = []
