@@ -200,6 +200,11 @@ class _Leaf:
         by = explained(self.want, movement.slices(self.path), multiple)
         return torch.maximum(by + least, self._least)
 
+    def is_rounding(self, movement: Movement) -> bool:
+        """Whether rounding moves it by all that it is, so that its length says nothing."""
+        by = movement.slices(self.path).scale(self.want)[0]
+        return max(float(by), self.floor) >= float(self.far.size[0])
+
     @property
     def _least(self) -> torch.Tensor:
         return self.floor * chances(self.want)
@@ -308,7 +313,7 @@ def _wrong(leaf: _Leaf, movement: Movement) -> str | None:
     """In which slice an error is more than rounding."""
     if bool((leaf.far.error > (limit := leaf.limit(movement))).any()):
         return _off(leaf, limit)
-    if not leaf.is_gradient:
+    if not leaf.is_gradient or leaf.is_rounding(movement):
         return None
     return _another_length(leaf.path, leaf.far.squares, leaf.want.numel(), movement)
 

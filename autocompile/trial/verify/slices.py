@@ -19,6 +19,7 @@ import torch
 # Elements that are widened to float64 at once; 16 times as many on a GPU.
 _PIECE = 2**20
 _SAMPLE = 4096  # elements that the median is taken of
+_ENOUGH = 16  # tries that tell how far one of them may be off
 _HUGE = 10.0  # in a normal distribution, one in 10^10 elements is as large
 
 
@@ -94,15 +95,19 @@ class Moves:
     def worst(self, x: torch.Tensor) -> torch.Tensor:
         """How much the worst of the slices along an axis may exceed its scale.
 
-        As far as chance alone makes it, or as a slice did in one of the tries: most errors of an
-        activation that is 0 or not, or of a slice that is one large number, are small, and some
-        are many times as large.
+        As far as chance alone makes it, or as far as a slice in one of the tries exceeded what the
+        others moved it by: errors of an activation that is 0 or not, or of a slice that is one
+        large number, are small most of the time, and many times as large some of the time.
         """
         found, scale = chances(x), self.scale(x)
-        if not self.errors or self.errors[0].shape != scale.shape:
+        count = len(self.errors)
+        if count < _ENOUGH or self.errors[0].shape != scale.shape:
             return found
+        squares = self._each().square().to(scale.device)
+        others = ((squares.sum(0) - squares) / (count - 1)).clamp(min=0.0).sqrt()
+        others = torch.maximum(others, others[:, :1])
         least = torch.finfo(scale.dtype).tiny
-        most = (self._each().to(scale.device) / scale.clamp(min=least)).amax(0)
+        most = (squares.sqrt() / others.clamp(min=least)).amax(0)
         for begin, end in axes_of(x):
             found[begin:end] = torch.maximum(found[begin:end], most[begin:end].max())
         return found
