@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,13 +15,21 @@ from autocompile.errors import ExitCode, UsageError
 from autocompile.settings.option import COMMON, FILE, NAME, OUTPUT, Declared, Kept
 
 if TYPE_CHECKING:
+    from autocompile.report.document import Document
     from autocompile.suite.rows import Suite
 
 _WHAT = "timm, transformers, diffusers, a folder of targets, or a list.toml"
 What = Annotated[str | None, typer.Argument(metavar="[SUITE]", help=_WHAT)]
 _FIXED = "time each backend, mode and batch size that is named, and nothing else"
+Fixed = Annotated[bool, options.switch("--fixed", _FIXED, COMMON)]
 _COMPARE = "an earlier suite's folder or suite.json: say what became slower, broke or works now"
+Compare = Annotated[str | None, options.own(NAME, "--compare", _COMPARE, COMMON)]
 _GATES = "no-regression: exit with 1 if anything became slower or broke since --compare"
+Require = Annotated[str | None, options.own(NAME, "--require", _GATES, COMMON)]
+_CSV = "write the columns of dynamo's runner"
+Csv = Annotated[Path | None, options.own(FILE, "--csv", _CSV, OUTPUT)]
+_MARKDOWN = "write the tables"
+Markdown = Annotated[Path | None, options.own(FILE, "--markdown", _MARKDOWN, OUTPUT)]
 _WHOLE = "of the whole suite, as 2h; 90 s a model and phase if left out"
 _RESUME = "go on with the last suite, or that in --run-dir, and its options"
 _OF_THE_SUITE = ("phases", "budget_s", "resume", "wait", "run_dir")
@@ -45,20 +55,11 @@ def suite(
     context: typer.Context,
     asked: options.Asked,
     what: What = None,
-    fixed: Annotated[bool, options.switch("--fixed", _FIXED, COMMON)] = False,
-    compare: Annotated[
-        str | None, options.own(NAME, "--compare", _COMPARE, COMMON)
-    ] = None,
-    require: Annotated[
-        str | None, options.own(NAME, "--require", _GATES, COMMON)
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        options.own(FILE, "--csv", "write the columns of dynamo's runner", OUTPUT),
-    ] = None,
-    markdown: Annotated[
-        Path | None, options.own(FILE, "--markdown", "write the tables", OUTPUT)
-    ] = None,
+    fixed: Fixed = False,
+    compare: Compare = None,
+    require: Require = None,
+    csv: Csv = None,
+    markdown: Markdown = None,
     as_json: options.Json = False,
     progress: options.Progress = "auto",
     verbose: options.Verbose = False,
@@ -72,34 +73,67 @@ def suite(
       autocompile suite list.toml --fixed --backend inductor,cudagraphs --batch-size 1,4,16
     """
     from autocompile.api import Parts
-    from autocompile.report.page import as_page
-    from autocompile.report.terminal import Page
     from autocompile.request import Request
-    from autocompile.suite import tables as shown
     from autocompile.suite.rows import Suite
     from autocompile.suite.runner import run_suite
 
+    # Before the suite, so that a mistake in these does not cost its hours.
     _demand_gate(require, compare)
     earlier = Suite.read(_folder(compare)) if compare else None
-    tell = say if progress != "none" else lambda text: None
+
+    tell = say if progress != "none" else _say_nothing
     request = Request.of("", options.given(asked))
     parts = Parts(progress=progress, began=context.obj)
     folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
-    document = shown.suite_document(found, earlier)
-    data = found.to_dict()
-    if earlier:
-        data["against"] = shown.differences(found, earlier)
-    print_or_draw(
-        data, as_json, lambda console: Page(console).document(document, verbose)
-    )
+
+    tables = _Tables(found, earlier)
+    tables.print(as_json, verbose)
     page = folder / "suite.html"
-    write(page, as_page(document))
-    if csv is not None:
-        write(csv, shown.to_csv(found))
-    if markdown is not None:
-        write(markdown, shown.to_markdown(document))
+    tables.write(page, csv, markdown)
     tell(f"\nAll of it: {page}")
     _end(found, earlier if require else None)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The tables of a suite, beside an earlier one if there is one."""
+
+    found: Suite
+    earlier: Suite | None
+
+    @cached_property
+    def document(self) -> Document:
+        from autocompile.suite.tables import suite_document
+
+        return suite_document(self.found, self.earlier)
+
+    def print(self, as_json: bool, verbose: bool) -> None:
+        from autocompile.report.terminal import Page
+        from autocompile.suite.tables import differences
+
+        data = self.found.to_dict()
+        if self.earlier:
+            data["against"] = differences(self.found, self.earlier)
+
+        def draw(console: Any) -> None:
+            Page(console).document(self.document, verbose)
+
+        print_or_draw(data, as_json, draw)
+
+    def write(self, page: Path, csv: Path | None, markdown: Path | None) -> None:
+        """Write the page, and the files that were asked for."""
+        from autocompile.report.page import as_page
+        from autocompile.suite.tables import to_csv, to_markdown
+
+        write(page, as_page(self.document))
+        if csv is not None:
+            write(csv, to_csv(self.found))
+        if markdown is not None:
+            write(markdown, to_markdown(self.document))
+
+
+def _say_nothing(text: str) -> None:
+    """Stands for :func:`say` under ``--progress none``."""
 
 
 def _demand_gate(require: str | None, compare: str | None) -> None:
