@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,10 @@ from autocompile.errors import ExitCode, UsageError
 from autocompile.request import Request
 from autocompile.settings.option import COUNT, NAME, named_numbers
 from autocompile.settings.searchspace import SearchSpace
+
+if TYPE_CHECKING:
+    from autocompile.settings.tuned import TunedSet
+    from autocompile.store.record import RunFolder
 
 TEMPLATE = '''"""A model for autocompile: plain functions, nothing to import from autocompile."""
 
@@ -135,52 +141,79 @@ def verify(
     progress: options.Progress = "auto",
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
-    from autocompile import api
     from autocompile.commands import verify as verifying
     from autocompile.report.checks import render_verified
-    from autocompile.rllib.gain import compare_in_algorithm
-    from autocompile.rllib.shown import render_in_algorithm
-    from autocompile.settings.tuned import TunedSet
-    from autocompile.store import runs
-    from autocompile.store.files import write_json
 
     required = named_numbers("--require", require, verifying.REQUIREMENTS)
     given = {"budget_s": _BUDGET_S, **options.given(asked)}
-    folder = (
-        None if settings.endswith(".json") else runs.find(settings)
-    )  # another may be last soon
-    tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
+    chosen = _Chosen.named(settings)
     if in_algorithm:
-        about_settings = {"device", "pythons", "calls", "wait"} & given.keys()
-        if require or about_settings:
-            raise UsageError(
-                "--require, --device, --python, --calls and --wait are about the settings alone, "
-                "and --in-algorithm about a whole training"
-            )
-        if progress != "none":
-            about_s = f"{given['budget_s']:.0f} s"
-            say(f"trains with and without the settings, in turns, for about {about_s}")
-        where = target or verifying.entry_here(tuned).target
-        request = Request.of(where, given)
-        comparison = compare_in_algorithm(request, tuned)
-        if folder is not None:  # the run's report has the figures from now on
-            write_json(folder.in_algorithm, comparison["figures"])
-        print_or_draw(
-            comparison,
-            as_json,
-            lambda console: render_in_algorithm(comparison, console),
-        )
+        _demand_nothing_of_settings(require, given)
+        _compare_in_algorithm(chosen, target, given, as_json, progress)
         return
-    verified = verifying.verify(
-        tuned,
-        target,
-        required,
-        given,
-        progress,
-        context.obj,
-    )
+    tuned, began = chosen.tuned, context.obj
+    verified = verifying.verify(tuned, target, required, given, progress, began)
     print_or_draw(verified, as_json, lambda console: render_verified(verified, console))
     if verified["interrupted"]:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not verified["is_good"]:
         raise typer.Exit(ExitCode.GATE)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Settings to try again, and the run that they are of; None: they are of a file."""
+
+    tuned: TunedSet
+    run: RunFolder | None
+
+    @classmethod
+    def named(cls, name: str) -> _Chosen:
+        from autocompile import api
+        from autocompile.settings.tuned import TunedSet
+        from autocompile.store import runs
+
+        if name.endswith(".json"):
+            return cls(TunedSet.read(name), None)
+        # Found once: another run may be the last one soon.
+        run = runs.find(name)
+        return cls(TunedSet.read(api.load(run.path)), run)
+
+
+def _demand_nothing_of_settings(
+    require: list[str] | None, given: Mapping[str, Any]
+) -> None:
+    """Raise a UsageError if options are given that a whole training cannot follow."""
+    if require or {"device", "pythons", "calls", "wait"} & given.keys():
+        raise UsageError(
+            "--require, --device, --python, --calls and --wait are about the settings alone, "
+            "and --in-algorithm about a whole training"
+        )
+
+
+def _compare_in_algorithm(
+    chosen: _Chosen,
+    target: str | None,
+    given: Mapping[str, Any],
+    as_json: bool,
+    progress: str,
+) -> None:
+    """Train RLlib's algorithm with and without the settings, and show what they gain."""
+    from autocompile.commands.verify import entry_here
+    from autocompile.rllib.gain import compare_in_algorithm
+    from autocompile.rllib.shown import render_in_algorithm
+    from autocompile.store.files import write_json
+
+    if progress != "none":
+        about_s = f"{given['budget_s']:.0f} s"
+        say(f"trains with and without the settings, in turns, for about {about_s}")
+    request = Request.of(target or entry_here(chosen.tuned).target, given)
+    comparison = compare_in_algorithm(request, chosen.tuned)
+    if chosen.run is not None:
+        # The run's report has the figures from now on.
+        write_json(chosen.run.in_algorithm, comparison["figures"])
+
+    def draw(console: Any) -> None:
+        render_in_algorithm(comparison, console)
+
+    print_or_draw(comparison, as_json, draw)

@@ -15,6 +15,7 @@ import importlib
 import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -75,51 +76,93 @@ def _freeze(
     """A backend that calls Inductor, or one that Inductor compiles for, with constant weights."""
     graph, lifted = attributes_lifted(graph, inputs)
     args = [*inputs, *lifted]
-    weights = [i for i, value in enumerate(args) if is_weight(value)]
-    others = [i for i in range(len(args)) if i not in weights]
-    # Of parameters, another thread may load new values meanwhile.
-    buffers = [i for i in weights if not isinstance(args[i], torch.nn.Parameter)]
+    places = _Places.of(args)
     # Fake tensors with Dynamo's symbolic sizes: no constants of the first call's sizes, and no
     # memory of its inputs.
     placeholders = graph.graph.find_nodes(op="placeholder")
-    examples = [placeholders[i].meta["example_value"] for i in others]
+    examples = [placeholders[i].meta["example_value"] for i in places.others]
     # As torch.compile does, including its checks of mode and options.
     wrapper: Any = torch._TorchCompileInductorWrapper
     if backend != "inductor":
         wrapper = functools.partial(torch._TorchCompileWrapper, backend)
     compiler = wrapper(mode, options, dynamic)
 
-    def freeze(args: Sequence[Any]) -> _Artifact:
-        return _Artifact(
-            lambda constant: compiler(constant, examples), graph, args, weights
-        )
+    def compile_with_constants(constant: torch.fx.GraphModule) -> Callable[..., Any]:
+        return compiler(constant, examples)  # type: ignore[no-any-return]
 
-    current: _Artifact | None = freeze(args)
-    is_tried = False
+    frozen_graph = _FrozenGraph(compile_with_constants, graph, places, args)
 
     def call(*args: Any) -> Any:
-        nonlocal current, is_tried
-        given = (*args, *lifted) if lifted else args
-        artifact = current  # another thread may replace it while it runs
-        if artifact is None or artifact.weights.are_stale(given):
-            artifact = None
-            with compile_lock:
-                if current is None or current.weights.are_stale(given):
-                    # frees its copy of the weights before another is made
-                    current = None
-                    current = freeze(given)
-                artifact = current
-        before = [given[i]._version for i in buffers] if not is_tried else []
-        result = artifact.run(*[given[i] for i in others])
-        if not is_tried:
-            is_tried = True
-            if before != [given[i]._version for i in buffers]:
-                raise RuntimeError(
-                    "the model writes to its own buffers, so they cannot be frozen"
-                )
-        return result
+        return frozen_graph(*args, *lifted)
 
     return call
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a graph's weights, the buffers among them, and its other arguments stand."""
+
+    weights: tuple[int, ...]
+    buffers: tuple[int, ...]
+    others: tuple[int, ...]
+
+    @classmethod
+    def of(cls, args: Sequence[Any]) -> _Places:
+        weights = [i for i, value in enumerate(args) if is_weight(value)]
+        buffers = [i for i in weights if not isinstance(args[i], torch.nn.Parameter)]
+        others = [i for i in range(len(args)) if i not in weights]
+        return cls(tuple(weights), tuple(buffers), tuple(others))
+
+
+class _FrozenGraph:
+    """A graph with its weights as constants, which is compiled again after they changed."""
+
+    def __init__(
+        self,
+        compiler: Callable[[torch.fx.GraphModule], Callable[..., Any]],
+        graph: torch.fx.GraphModule,
+        places: _Places,
+        args: Sequence[Any],
+    ) -> None:
+        self._compiler, self._graph, self._places = compiler, graph, places
+        self._current: _Artifact | None = self._freeze(args)
+        self._is_tried = False
+
+    def __call__(self, *args: Any) -> Any:
+        artifact = self._artifact_for(args)
+        others = [args[i] for i in self._places.others]
+        if self._is_tried:
+            return artifact.run(*others)
+        # Only the first call is checked, as it costs time. Of parameters, another thread may load
+        # new values meanwhile.
+        before = self._versions_of_buffers(args)
+        result = artifact.run(*others)
+        self._is_tried = True
+        if before != self._versions_of_buffers(args):
+            raise RuntimeError(
+                "the model writes to its own buffers, so they cannot be frozen"
+            )
+        return result
+
+    def _artifact_for(self, args: Sequence[Any]) -> _Artifact:
+        """The artifact of these weights, compiled now if the last one is of others."""
+        artifact = self._current  # another thread may replace it while it runs
+        if artifact is not None and not artifact.weights.are_stale(args):
+            return artifact
+        # Not to be held while another is compiled: see below.
+        artifact = None
+        with compile_lock:
+            if self._current is None or self._current.weights.are_stale(args):
+                # Frees its copy of the weights before another is made.
+                self._current = None
+                self._current = self._freeze(args)
+            return self._current
+
+    def _freeze(self, args: Sequence[Any]) -> _Artifact:
+        return _Artifact(self._compiler, self._graph, args, self._places.weights)
+
+    def _versions_of_buffers(self, args: Sequence[Any]) -> list[int]:
+        return [args[i]._version for i in self._places.buffers]
 
 
 class _Artifact:
@@ -133,9 +176,8 @@ class _Artifact:
         weights: Collection[int],
     ) -> None:
         self.weights = FrozenWeights(args, weights)
-        with (
-            compile_lock
-        ):  # one thread at a time: what is loaded meanwhile is of this artifact
+        # One thread at a time: what is loaded meanwhile is of this artifact.
+        with compile_lock:
             modules = _code_cache().modules
             # They stay alive, so that no id is used again; other threads may unload meanwhile.
             before = {id(module): module for module in list(modules)}
@@ -176,9 +218,8 @@ def _forget(modules: list[ModuleType]) -> None:
     for module in modules:
         if module in cache.modules:
             cache.modules.remove(module)
-        for path in [
-            p for p, kept in list(cache.modules_no_attr.items()) if kept is module
-        ]:
+        kept = list(cache.modules_no_attr.items())
+        for path in [path for path, one in kept if one is module]:
             del cache.modules_no_attr[path]
         sys.modules.pop(vars(module).get("__name__", ""), None)
         vars(module).clear()

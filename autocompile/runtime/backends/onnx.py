@@ -51,78 +51,129 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
+class Output:
+    """An output of an exported graph, whose memory the caller provides."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class OnnxGraph:
-    """A graph as an ``onnx.ModelProto``, of which every tensor argument is an input."""
+    """A graph as an ``onnx.ModelProto``, of which every tensor argument is an input.
+
+    Attributes:
+        inputs: the name of each input of the model, and its place among the graph's arguments.
+        results: what the graph returns, with ``torch.Tensor`` for each output of the model in turn.
+    """
 
     model: Any
-    inputs: tuple[
-        tuple[str, int], ...
-    ]  # name, and place among the graph's arguments, in order
-    outputs: tuple[tuple[str, torch.Size, torch.dtype], ...]  # in order
-    results: tuple[
-        Any, ...
-    ]  # of the graph; ``torch.Tensor`` for each output of the model in turn
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[Output, ...]
+    results: tuple[Any, ...]
+
+
+class _OnTensors:
+    """A graph as a function from tensors to tensors; its other arguments are constants.
+
+    Attributes:
+        results: what the last call of the graph returned, with ``torch.Tensor`` for each tensor.
+    """
+
+    def __init__(self, graph: Graph, args: Args) -> None:
+        self._graph, self._args = graph, args
+        self.results: list[Any] = []
+
+    def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left = iter(given)
+        args = [next(left) if isinstance(a, torch.Tensor) else a for a in self._args]
+        made = self._graph(*args)
+        self.results = [
+            torch.Tensor if isinstance(x, torch.Tensor) else x for x in made
+        ]
+        return tuple(x for x in made if isinstance(x, torch.Tensor))
+
+
+class _AsModule(torch.nn.Module):
+    """What torch.export takes, which knows nothing of the graph's own attributes.
+
+    The graph is no submodule of it, and no argument an attribute: torch would lift them as weights,
+    and refuses attributes that a call changes.
+    """
+
+    def __init__(self, function: _OnTensors) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._function(*given)
 
 
 def _export(graph: Graph, args: Args) -> OnnxGraph:
     """Export a graph for the shapes of these arguments, tensors and numbers, or refuse it."""
-    tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
-    others = [a for a in args if not isinstance(a, torch.Tensor)]
-    if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
-        raise Unsupported(
-            "an argument is a list of tensors"
-        )  # they would become constants
-    _demand_plain("an argument", tensors.values())
-    results: list[Any] = []
-
-    class OfTensors(torch.nn.Module):
-        """The graph as a function from tensors to tensors; other arguments are constants."""
-
-        def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            left = iter(given)
-            made = graph(
-                *[next(left) if isinstance(a, torch.Tensor) else a for a in args]
-            )
-            results[:] = [
-                torch.Tensor if isinstance(x, torch.Tensor) else x for x in made
-            ]
-            return tuple(x for x in made if isinstance(x, torch.Tensor))
-
-    names = [f"input_{i}" for i in tensors]
+    tensors = _tensors_of(args)
+    function = _OnTensors(graph, args)
+    names = {f"input_{place}": place for place in tensors}
     try:
         with _exporting():
-            program = torch.export.export(
-                OfTensors(), tuple(tensors.values()), strict=False
-            )
-            program = program.run_decompositions({})  # removes in-place operators
-            _demand_pure(program)
-            examples = [
-                node.meta["val"] for node in program.graph.output_node().args[0]
-            ]
-            _demand_plain("an output", [*tensors.values(), *examples])
-            output_names = [f"output_{i}" for i in range(len(examples))]
-            made = torch.onnx.export(
-                program,
-                dynamo=True,
-                input_names=names,
-                output_names=output_names,
-                verbose=False,
-            )
-            assert made is not None
-            model = made.model_proto
+            program = _program_of(function, tensors.values())
+            examples = _outputs_of(program)
+            _demand_plain("an output", [*tensors.values(), *examples.values()])
+            model = _model_of(program, list(names), list(examples))
     except Unsupported:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever torch or its exporter raises
         raise Unsupported(_cause(error)) from None
-    order = dict(zip(names, tensors, strict=True))
-    outputs = dict(zip(output_names, examples, strict=True))
-    _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()} | outputs)
-    return OnnxGraph(
-        model,
-        tuple((value.name, order[value.name]) for value in model.graph.input),
-        tuple((name, x.shape, x.dtype) for name, x in outputs.items()),
-        tuple(results),
+    given = {name: tensors[place] for name, place in names.items()}
+    _demand_as_in_torch(model, given | examples)
+    # In the model's order, which leaves out what the graph does not read.
+    inputs = [(value.name, names[value.name]) for value in model.graph.input]
+    outputs = [Output(name, x.shape, x.dtype) for name, x in examples.items()]
+    return OnnxGraph(model, tuple(inputs), tuple(outputs), tuple(function.results))
+
+
+def _tensors_of(args: Args) -> dict[int, torch.Tensor]:
+    """The tensors among a graph's arguments by their place, without gradients."""
+    others = [a for a in args if not isinstance(a, torch.Tensor)]
+    if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
+        # They would become constants.
+        raise Unsupported("an argument is a list of tensors")
+    found = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+    _demand_plain("an argument", found.values())
+    return found
+
+
+def _program_of(
+    function: _OnTensors, tensors: Collection[torch.Tensor]
+) -> torch.export.ExportedProgram:
+    module = _AsModule(function)
+    exported = torch.export.export(module, tuple(tensors), strict=False)
+    # Without in-place operators, which these decompositions replace.
+    program: torch.export.ExportedProgram = exported.run_decompositions({})
+    _demand_pure(program)
+    return program
+
+
+def _outputs_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """The outputs of a program by their names in the model, as tensors without memory."""
+    nodes = program.graph.output_node().args[0]
+    return {f"output_{i}": node.meta["val"] for i, node in enumerate(nodes)}
+
+
+def _model_of(
+    program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]
+) -> Any:
+    """The program as an ``onnx.ModelProto`` with these names."""
+    made = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=inputs,
+        output_names=outputs,
+        verbose=False,
     )
+    assert made is not None
+    return made.model_proto
 
 
 def _demand_plain(what: str, tensors: Collection[torch.Tensor]) -> None:
@@ -149,17 +200,21 @@ def _demand_pure(program: torch.export.ExportedProgram) -> None:
 def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Refuse other types or shapes than torch's: a runtime would read or write out of bounds."""
     for value in (*model.graph.input, *model.graph.output):
-        if value.name in tensors:
-            tensor, kind = tensors[value.name], value.type.tensor_type
-            sizes = [d.dim_value for d in kind.shape.dim if d.HasField("dim_value")]
-            if kind.elem_type != _ELEMENTS.get(tensor.dtype):
-                raise Unsupported(
-                    f"{value.name} is of {tensor.dtype} in torch, not in the model"
-                )
-            if len(sizes) == len(kind.shape.dim) != 0 and sizes != list(tensor.shape):
-                raise Unsupported(
-                    f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}"
-                )
+        if value.name not in tensors:
+            continue
+        tensor, kind = tensors[value.name], value.type.tensor_type
+        if kind.elem_type != _ELEMENTS.get(tensor.dtype):
+            raise Unsupported(
+                f"{value.name} is of {tensor.dtype} in torch, not in the model"
+            )
+        dimensions = kind.shape.dim
+        sizes = [d.dim_value for d in dimensions if d.HasField("dim_value")]
+        # The exporter may leave sizes out, which then says nothing about them.
+        is_known = len(sizes) == len(dimensions) != 0
+        if is_known and sizes != list(tensor.shape):
+            raise Unsupported(
+                f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}"
+            )
 
 
 def _never_drops(node: torch.fx.Node) -> bool:
@@ -252,11 +307,8 @@ class OnnxSession(abc.ABC):
         constants = {name: args[i] for name, i in self._baked.items()}
         try:
             self.load(_with_constants(self._exported.model, constants))
-        except (
-            ImportError,
-            Unsupported,
-        ):  # an ImportError: the runtime is not installed
-            raise
+        except (ImportError, Unsupported):
+            raise  # an ImportError: the runtime is not installed
         except Exception as error:  # whatever the runtime raises
             raise Unsupported(_cause(error)) from None
         # Only after a successful load: otherwise the old weights must stay stale.
@@ -281,15 +333,13 @@ class OnnxSession(abc.ABC):
                 self._pointers[place] = pointer
                 self.bind("input", name, tensor)
         outputs = []
-        for name, shape, dtype in self._exported.outputs:
-            output = torch.empty(shape, dtype=dtype, device=self.device)
+        for of in self._exported.outputs:
+            output = torch.empty(of.shape, dtype=of.dtype, device=self.device)
             outputs.append(output)
-            self.bind("output", name, output)
+            self.bind("output", of.name, output)
         self.run()
-        made = iter(outputs)
-        return tuple(
-            next(made) if x is torch.Tensor else x for x in self._exported.results
-        )
+        left, results = iter(outputs), self._exported.results
+        return tuple(next(left) if x is torch.Tensor else x for x in results)
 
 
 def compile_graph(
@@ -301,33 +351,44 @@ def compile_graph(
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile a graph of Dynamo, with parameters as inputs and integers for symbolic shapes."""
-    asked = {"weights": "live", **(options or {})}
-    weights = asked.pop("weights")
-    if mode not in (None, "default") or asked or weights not in ("live", "baked"):
+    weights = _weights_asked(kind, mode, options)
+    graph, lifted = attributes_lifted(graph, inputs)
+    args = [*inputs, *lifted]
+    _demand_no_gradients(kind, args)
+    if not any(node.op.startswith("call") for node in graph.graph.nodes):
+        return lambda *args: graph.forward(*args, *lifted)
+
+    make = functools.partial(_session, kind, graph, weights == "baked")
+    given = graph.graph.find_nodes(op="placeholder")
+    # With dynamic shapes, Dynamo captures one graph for all shapes.
+    examples = [node.meta.get("example_value") for node in given]
+    changing = [i for i, example in enumerate(examples) if _is_symbolic(example)]
+    # And one for all values of a float, passed as a tensor that the graph reads with item().
+    floats = [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]
+    made = _by_shape(make, changing, floats) if changing or floats else make(args)
+    return (lambda *args: made(*args, *lifted)) if lifted else made
+
+
+def _weights_asked(
+    kind: type[OnnxSession], mode: str | None, options: Mapping[str, Any] | None
+) -> str:
+    """The option ``weights``; a ValueError if anything else is asked for."""
+    others = dict(options or {})
+    weights = others.pop("weights", "live")
+    if mode not in (None, "default") or others or weights not in ("live", "baked"):
         raise ValueError(
             f"the {kind.backend} backend has no modes and one option: weights, 'live' or 'baked'"
         )
-    graph, lifted = attributes_lifted(graph, inputs)
-    args = [*inputs, *lifted]
-    if torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in args
-    ):
+    return str(weights)
+
+
+def _demand_no_gradients(kind: type[OnnxSession], args: Args) -> None:
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise RuntimeError(
             f"the {kind.backend} backend computes no gradients: "
             "call the model under torch.no_grad()"
         )
-    if not any(node.op.startswith("call") for node in graph.graph.nodes):
-        return lambda *args: graph.forward(*args, *lifted)
-    # With dynamic shapes, Dynamo captures one graph for all shapes.
-    given = graph.graph.find_nodes(op="placeholder")
-    changing = [
-        i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))
-    ]
-    # And one for all values of a float, passed as a tensor that the graph reads with item().
-    floats = [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]
-    make = functools.partial(_session, kind, graph, weights == "baked")
-    made = _by_shape(make, changing, floats) if changing or floats else make(args)
-    return (lambda *args: made(*args, *lifted)) if lifted else made
 
 
 def _session(
