@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,28 @@ def exported_side(
     ``tuned.json``, which the code may read, is put into the folder, where it runs.
     """
     side = make_side(target, phase, inputs)
+    names = _program(target, side)
+    own = _own_step(target, side, names)
+    (folder / "tuned.json").write_text(
+        TunedSet((exported.settings,)).to_json(), "utf-8"
+    )
+    side.process = {**side.process, **_run(exported, names, folder)}
+    side.config = config
+    side.optimizers = [o for o in (names["optimizer"],) if o is not None]
+    if own is not None:
+        own.follow(names["step"])
+    elif phase == FORWARD:
+        side.unit = lambda inputs: call_model(names["model"], inputs)
+    elif phase == TRAIN_STEP:
+        side.unit = names[TRAIN_STEP]
+    elif phase == OPTIMIZER_STEP:
+        step = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
+        side.unit = lambda _: step()
+    return side
+
+
+def _program(target: Target, side: Side) -> dict[str, Any]:
+    """What a program has before it runs exported code, by the names that the code uses."""
     names: dict[str, Any] = {
         "torch": torch,
         "model": side.model,
@@ -48,18 +71,39 @@ def exported_side(
         FORWARD: target.train,
     }
     exec(_TRAIN_STEP, names)
-    (folder / "tuned.json").write_text(
-        TunedSet((exported.settings,)).to_json(), "utf-8"
-    )
-    usual, here = process_state(), os.getcwd()
+    return names
 
-    own: Remade | None = None
-    if isinstance(side, (OwnStep, OwnCalls)):
-        make = target.make_step
-        assert make
-        # The code compiles this function, once; the user's step in it can be made anew.
-        own = Remade(lambda: make(names["model"], names["optimizer"]))
-        names["step"] = own.call
+
+@dataclass(frozen=True)
+class _Own:
+    """The side of a user's own step, which exported code compiles."""
+
+    side: OwnStep | OwnCalls
+    step: Remade
+
+    def follow(self, compiled: Any) -> None:
+        """Time what the exported code has made of the step."""
+        self.side.follow(self.step, compiled)
+
+
+def _own_step(target: Target, side: Side, names: dict[str, Any]) -> _Own | None:
+    """Put the user's own step, if it is what is timed, into the names of the program."""
+    if not isinstance(side, (OwnStep, OwnCalls)):
+        return None
+    make = target.make_step
+    assert make
+    # The code compiles this function, once; the user's step in it can be made anew.
+    step = Remade(lambda: make(names["model"], names["optimizer"]))
+    names["step"] = step.call
+    return _Own(side, step)
+
+
+def _run(exported: ExportedCode, names: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run the code in the folder, and return what it has changed of the process's state.
+
+    The code changes ``names``; its compiled model is ``model`` then.
+    """
+    usual, here = process_state(), os.getcwd()
     os.chdir(folder)
     try:
         with process_of(usual):  # of eager mode; the side has its own while it runs
@@ -68,17 +112,4 @@ def exported_side(
             now = process_state()
     finally:
         os.chdir(here)
-    side.config = config
-    changed = {name: value for name, value in now.items() if value != usual[name]}
-    side.process = {**side.process, **changed}
-    side.optimizers = [o for o in (names["optimizer"],) if o is not None]
-    if phase == FORWARD:
-        side.unit = lambda inputs: call_model(names["model"], inputs)
-    elif phase == TRAIN_STEP:
-        side.unit = names[TRAIN_STEP]
-    elif own is not None and isinstance(side, (OwnStep, OwnCalls)):
-        side.follow(own, names["step"])
-    elif phase == OPTIMIZER_STEP:
-        step = names.get(OPTIMIZER_STEP) or (lambda: names["optimizer"].step())
-        side.unit = lambda _: step()
-    return side
+    return {name: value for name, value in now.items() if value != usual[name]}

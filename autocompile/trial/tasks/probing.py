@@ -63,37 +63,71 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     if request.header.target:
         target = load(request, channel)
         device = target.device
-        phases = list(request.phases or target.default_phases())
-        for number, phase in enumerate(phases):
-            if request.phases or not PHASES[phase].is_update:
-                continue
-            with channel.exclusive():  # the toolchain's compile is over by then
-                why = _why_no_update(target, phase, request.header.seed)
-            if why:
-                phases[number] = OPTIMIZER_STEP
-                target.choices["phases"] = f"{OPTIMIZER_STEP} instead of {phase}, {why}"
-        result.target = _describe(target, phases)
-        channel.step(Step.EAGER)
-        result.target["writes_buffers"] = {}
-        for phase in phases:
-            try:
-                _try_in_eager(target, phase, request, result)
-            except Exception as error:
-                if request.phases or result.during or phase == phases[0]:
-                    if target.explain:
-                        raise target.explain(error) from error
-                    raise
-                words = f"not tuned, since it fails in eager mode: {first_words(error)}"
-                result.target["choices"][phase] = words
-                result.target["phases"] = [
-                    p for p in result.target["phases"] if p != phase
-                ]
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        if FORWARD in phases:
-            with contextlib.suppress(torch.OutOfMemoryError):
-                _demand_that_a_copy_does(target, request)
+        peak = _look_at_target(target, request, channel, result)
     else:
-        peak, device = 0, environment.pick_device(request.header.device)
+        device = environment.pick_device(request.header.device)
+        peak = 0
+    _look_at_machine(device, request, result)
+    if request.toolchain and not is_prepared(request, channel, device):
+        channel.step(Step.COMPILE)
+        result.toolchain_s = prepare(device.type, Path(request.toolchain))
+        channel.send(EventName.MODULES, names=environment.library_modules())
+    if device.type == "cuda":
+        channel.send(EventName.ROOM, trials=_trials_at_once(device, peak))
+
+
+def _look_at_target(
+    target: Target, request: ProbeRequest, channel: Channel, result: ProbeResult
+) -> int:
+    """Describe the target and run each phase once; returns the most bytes of a GPU that it took."""
+    phases = _phases_to_tune(target, request, channel)
+    result.target = _describe(target, phases)
+    channel.step(Step.EAGER)
+    result.target["writes_buffers"] = {}
+    for phase in phases:
+        try:
+            _try_in_eager(target, phase, request, result)
+        except Exception as error:
+            is_own_function = result.during is not None
+            if request.phases or is_own_function or phase == phases[0]:
+                if target.explain:
+                    raise target.explain(error) from error
+                raise
+            # Nobody asked for this phase, and the others can be tuned without it.
+            left = [p for p in result.target["phases"] if p != phase]
+            result.target["phases"] = left
+            words = f"not tuned, since it fails in eager mode: {first_words(error)}"
+            result.target["choices"][phase] = words
+    # Now, since a trial has no such copies as are made next.
+    is_gpu = target.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(target.device) if is_gpu else 0
+    if FORWARD in phases:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            _demand_that_a_copy_does(target, request)
+    return peak
+
+
+def _phases_to_tune(
+    target: Target, request: ProbeRequest, channel: Channel
+) -> list[str]:
+    """The phases that were asked for; else the target's, with steps for updates that are long."""
+    if request.phases:
+        return list(request.phases)
+    phases = list(target.default_phases())
+    for number, phase in enumerate(phases):
+        if not PHASES[phase].is_update:
+            continue
+        with channel.exclusive():  # the toolchain's compile is over by then
+            why = _why_no_update(target, phase, request.header.seed)
+        if why:
+            phases[number] = OPTIMIZER_STEP
+            target.choices["phases"] = f"{OPTIMIZER_STEP} instead of {phase}, {why}"
+    return phases
+
+
+def _look_at_machine(
+    device: torch.device, request: ProbeRequest, result: ProbeResult
+) -> None:
     result.environment = machine.describe(device)
     if device.type == "cuda":
         result.environment |= machine.describe_gpu(device)
@@ -101,16 +135,19 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     result.all_backends = sorted(torch._dynamo.list_backends(None))
     result.modes = environment.modes(device)
     result.options = torch._inductor.list_options()
-    if request.toolchain and not is_prepared(request, channel, device):
-        channel.step(Step.COMPILE)
-        result.toolchain_s = prepare(device.type, Path(request.toolchain))
-        channel.send(EventName.MODULES, names=environment.library_modules())
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        need = footprint.CONTEXT_BYTES + 2 * (
-            peak or torch.cuda.max_memory_allocated(device)
-        )
-        channel.send(EventName.ROOM, trials=int(free // need))
+
+
+def _trials_at_once(device: torch.device, peak: int) -> int:
+    """How many trials the GPU's free memory has room for, each with a copy of the model.
+
+    Args:
+        peak: bytes that the phases took in eager mode; 0 if there is no target.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    most = peak or torch.cuda.max_memory_allocated(device)
+    # A trial runs the model in eager mode and compiled.
+    need = footprint.CONTEXT_BYTES + 2 * most
+    return int(free // need)
 
 
 def _why_no_update(target: Target, phase: str, seed: int) -> str:
@@ -119,60 +156,79 @@ def _why_no_update(target: Target, phase: str, seed: int) -> str:
         inputs = inputs_of(target, phase, None, seed)
         side = make_side(target, phase, inputs)
         update, timer = timed(side), timer_of(target.device)
-        took_s = min(
-            block(update, 1, timer) for _ in range(2)
-        )  # the first one allocates
+        # The first one allocates.
+        took_s = min(block(update, 1, timer) for _ in range(2))
         took_s /= len(inputs) if isinstance(inputs, Calls) else 1
     except Exception as error:
         return f"which fails here: {first_words(error)}"
-    return (
-        "" if took_s <= _LONGEST_UPDATE_S else f"which takes about {took_s:.1f} s each"
-    )
+    if took_s <= _LONGEST_UPDATE_S:
+        return ""
+    return f"which takes about {took_s:.1f} s each"
 
 
 def _try_in_eager(
     target: Target, phase: str, request: ProbeRequest, result: ProbeResult
 ) -> None:
     """Call a phase once, which may raise anything; the result gets what this tells of it."""
-    size, seed, known = request.batch_size, request.header.seed, PHASES[phase]
-    assert result.target is not None
-    result.during = f"get_inputs({size})"
-    inputs = inputs_of(target, phase, size, seed)
-    if known.is_update and isinstance(inputs, Calls):
-        # How many kinds there are depends on the size, which is the user's own.
-        inputs = inputs_of(target, phase, None, seed)
-    result.during = None
-    if isinstance(inputs, Calls):
-        result.target["workload"] = {"calls": len(inputs), "kinds": len(kinds(inputs))}
-        if (
-            known.is_update
-        ):  # only it has several; other targets have them in all phases
-            result.target["workload"]["phases"] = [phase]
-    if not target.library:  # which draws every shape that there is
-        draw = 0 if isinstance(inputs, Calls) else 1
-        _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw), result)
+    inputs = _first_inputs(target, phase, request, result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
-    before, shapes = [b._version for b in buffers], _shapes_in(inputs)
-    is_own = known.is_own
-    view = side.view(demand_calls(side.model, side.run) if is_own else side.run())
+    before = [b._version for b in buffers]
+    shapes = _shapes_in(inputs)
+    is_own = PHASES[phase].is_own
+    # Code of the user's own may forget to call the model that it was given.
+    output = demand_calls(side.model, side.run) if is_own else side.run()
+    view = side.view(output)
     if phase == INFERENCE_STEP and not has_number(view):
         raise TargetError(
             "the step of get_step() returns nothing that can be compared",
             "what is right is told by the tensors and numbers that it returns",
             hint="return the result in the step, such as its loss or its last tokens",
         )
-    result.target["writes_buffers"][phase] = before != [b._version for b in buffers]
-    for path, shape in _shapes_in(inputs).items():
-        if shape != (was := shapes.get(path)):
+    after = [b._version for b in buffers]
+    result.target["writes_buffers"][phase] = before != after
+    _demand_same_shapes(shapes, _shapes_in(inputs))
+    if target.fixed_batch and inputs is not None:
+        calls = inputs if isinstance(inputs, Calls) else (inputs,)
+        result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
+
+
+def _first_inputs(
+    target: Target, phase: str, request: ProbeRequest, result: ProbeResult
+) -> Any:
+    """Inputs of a phase; the result gets what they tell, and the function that they fail in."""
+    size, seed = request.batch_size, request.header.seed
+    is_update = PHASES[phase].is_update
+    result.during = f"get_inputs({size})"
+    inputs = inputs_of(target, phase, size, seed)
+    if is_update and isinstance(inputs, Calls):
+        # How many kinds there are depends on the size, which is the user's own.
+        inputs = inputs_of(target, phase, None, seed)
+    result.during = None
+    if isinstance(inputs, Calls):
+        workload: dict[str, Any] = {"calls": len(inputs), "kinds": len(kinds(inputs))}
+        if is_update:
+            # Only it has several; other targets have them in all phases.
+            workload["phases"] = [phase]
+        result.target["workload"] = workload
+    # A library draws every shape that there is by itself.
+    if not target.library:
+        draw = 0 if isinstance(inputs, Calls) else 1
+        _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw), result)
+    return inputs
+
+
+def _demand_same_shapes(
+    before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...]]
+) -> None:
+    """Raise a TargetError if a call has changed the shape of its inputs, such as of a cache."""
+    for path, shape in after.items():
+        if shape != (was := before.get(path)):
             raise TargetError(
                 "a call of the model changes its own inputs, so each would compute something else",
                 f"{path} of get_inputs() has shape {shape} after a call; before: {was or 'none'}",
                 hint="make such a cache in forward, or let forward copy it before it grows",
             )
-    if target.fixed_batch and inputs is not None:
-        calls = inputs if isinstance(inputs, Calls) else (inputs,)
-        result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
 
 
 def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
@@ -180,24 +236,24 @@ def _look_at_calls(inputs: Any, others: Any, result: ProbeResult) -> None:
 
     ``others`` are inputs with another seed, or of a workload those with the same one.
     """
-    assert result.target is not None
+    choices = result.target["choices"]
     if isinstance(inputs, Calls):
         if [*map(shape_of, inputs)] != [*map(shape_of, others)]:
-            result.target["choices"]["shapes"] = (
+            choices["shapes"] = (
                 "get_calls() gives other shapes each time, although Python, NumPy and torch have "
                 "the same seed, so each process measures others: seed what draws them"
             )
         if len(inputs) == MOST:
-            result.target["choices"]["calls"] = f"the first {MOST} of them"
+            choices["calls"] = f"the first {MOST} of them"
     elif inputs is not None and shape_of(inputs) != shape_of(others):
-        result.target["choices"]["shapes"] = (
+        choices["shapes"] = (
             f"figures are of {in_words(inputs)} only; get_inputs() gives {in_words(others)} too: "
             "with get_calls() all of them count"
         )
     elif names := _OF_SEQUENCES & {
         path.strip("[]'.") for path in tensors_by_path(inputs)
     }:
-        result.target["choices"]["shapes"] = (
+        choices["shapes"] = (
             f"figures are of {min(names)} with {in_words(inputs)} only: where lengths differ from "
             "call to call, give get_calls()"
         )
