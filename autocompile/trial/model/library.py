@@ -6,6 +6,7 @@ Inputs are random, in the shapes that the library itself says of a model.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -15,7 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -28,12 +29,8 @@ from autocompile.trial.model.target import Target, sum_of_floats
 
 # Of an input the number of values of whole numbers, else 0, and the shape of one sample.
 _Shape = tuple[int, tuple[int, ...]]
-_TOKENS, _SAMPLES, _PIXELS, _LATENTS = (
-    128,
-    16_000,
-    224,
-    32,
-)  # where a library says nothing
+# Where a library says nothing.
+_TOKENS, _SAMPLES, _PIXELS, _LATENTS = 128, 16_000, 224, 32
 _FRAMES = 16  # of torchvision's models of videos
 _WORDS = 77  # of a prompt, as CLIP's text model gives them
 _WIDTHS = (
@@ -57,24 +54,23 @@ class _Made:
     by_name: bool = True
 
     def inputs(self, batch_size: int | None, trains: bool = False) -> Any:
-        shapes, made = {**self.shapes, **(self.labels if trains else {})}, {}
+        """Random inputs, by name or in order; in training also labels and flags."""
+        shapes = {**self.shapes, **self.labels} if trains else self.shapes
+        made: dict[str, Any] = {}
         for name, (values, shape) in shapes.items():
             size = (batch_size or 1, *shape)
             made[name] = torch.randint(values, size) if values else torch.randn(size)
-        return (
-            {**made, **(self.flags if trains else {})}
-            if self.by_name
-            else (*made.values(),)
-        )
+        if not self.by_name:
+            return tuple(made.values())
+        return {**made, **self.flags} if trains else made
 
 
 def import_library(spec: str) -> ModuleType:
     """A module in the place of a target's file; ``library`` in it is kept off the network."""
     name, _, _ = library_model(spec) or ("", "", {})
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    if hub := sys.modules.get(
-        "huggingface_hub.constants"
-    ):  # a fork server has imported it
+    # A fork server has imported it already, and what is read at that time is too late to set.
+    if hub := sys.modules.get("huggingface_hub.constants"):
         vars(hub)["HF_HUB_OFFLINE"] = True
     module = ModuleType(name)
     try:
@@ -88,9 +84,8 @@ def build_library(spec: str, library: Any) -> Target:
     """The target of a spec as :func:`library_model` splits it."""
     name, model, texts = library_model(spec) or ("", "", {})
     options = {key: _value(text) for key, text in texts.items()}
-    if private := [
-        key for key in options if _PRIVATE.search(key)
-    ]:  # the spec may be others'
+    # The spec may be others', who must not have this machine read a file or download one.
+    if private := [key for key in options if _PRIVATE.search(key)]:
         what = f"{spec}: {private[0]} is about files or weights, and a model by name has none"
         raise TargetError(
             what, hint=f"leave {private[0]} out, or write a file with get_model()"
@@ -107,13 +102,11 @@ def build_library(spec: str, library: Any) -> Target:
     shown = ", ".join(f"{n} {list(shape)}" for n, (_, shape) in made.shapes.items())
     target.choices["model"] = f"{name} {version}, with random weights"
     target.sha256 = hashlib.sha256(target.choices["model"].encode()).hexdigest()
-    target.choices["inputs"] = (
-        f"random, as {name} says of the model: {shown} in each sample"
-    )
+    inputs = f"random, as {name} says of the model: {shown} in each sample"
+    target.choices["inputs"] = inputs
     if made.labels or made.flags:
-        target.phase_inputs[phases.TRAIN_STEP] = lambda size: made.inputs(
-            size, trains=True
-        )
+        in_training = functools.partial(made.inputs, trains=True)
+        target.phase_inputs[phases.TRAIN_STEP] = in_training
         target.loss = _own_loss
         target.choices["loss"] = (
             "the model's own where a call has labels, which are random"
@@ -231,9 +224,8 @@ def _class_of(library: Any, model: str) -> Any:
 
 def _timm(spec: str, timm: Any, model: str, options: dict[str, Any]) -> _Made:
     names = timm.list_models()
-    if (
-        model.split(".")[0] not in names
-    ):  # after a dot: which weights, whose inputs are taken
+    # After a dot: which weights, whose inputs are taken.
+    if model.split(".")[0] not in names:
         raise _unknown("timm has no model", model, names, spec)
     made = timm.create_model(model, pretrained=False, **options)
     channels, *sides = made.default_cfg["input_size"]
@@ -271,13 +263,11 @@ def _transformers(
         kind = make.config_class
     else:
         tables = vars(importlib.import_module("transformers.models.auto.modeling_auto"))
-        rows = (
-            row.values() for n, row in tables.items() if n.endswith("_MAPPING_NAMES")
-        )
-        names = {
-            *known.CONFIG_MAPPING_NAMES,
-            *(x for row in rows for x in row if type(x) is str),
-        }
+        names = {*known.CONFIG_MAPPING_NAMES}
+        for title, table in tables.items():
+            if title.endswith("_MAPPING_NAMES"):
+                # A value may be a tuple of several classes, which are no one name.
+                names |= {name for name in table.values() if type(name) is str}
         raise _unknown("transformers has no model", model, names, spec)
     length = options.pop("length", 0)
     config = _config(spec, kind, options)
@@ -291,13 +281,12 @@ _OF_A_PART = re.compile(
 
 def _counts_of_layers(config: Any) -> list[str]:
     known = config.to_dict() if hasattr(config, "to_dict") else {}
-    found = [
-        n for n, v in known.items() if _OF_A_PART.fullmatch(n) and isinstance(v, int)
-    ]
-    whole = (
-        [] if "num_encoder_layers" in found else ["num_hidden_layers"]
-    )  # ProphetNet's raises
-    return [*(n for n in whole if hasattr(config, n)), *found]
+    numbers = [name for name, value in known.items() if isinstance(value, int)]
+    found = [name for name in numbers if _OF_A_PART.fullmatch(name)]
+    # ProphetNet's raises where this one is set, and it has those of its parts.
+    if "num_encoder_layers" not in found and hasattr(config, "num_hidden_layers"):
+        return ["num_hidden_layers", *found]
+    return found
 
 
 def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
@@ -342,88 +331,126 @@ def _config(spec: str, kind: Any, options: dict[str, Any]) -> Any:
     return config
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """What a config of transformers says of the sizes of one sample.
+
+    Attributes:
+        vocabulary: how many words it has; 0 if it is of no text.
+        samples: of a sound.
+        pixels: the shape of an image, or of a video.
+    """
+
+    vocabulary: int
+    tokens: int
+    samples: int
+    sides: tuple[int, int]
+    pixels: tuple[int, ...]
+    classes: int
+
+    @classmethod
+    def of(cls, spec: str, config: Any, length: int) -> _Sizes:
+        """Of a config; raises a TargetError if it takes fewer tokens than ``length``."""
+        text, sights = config.get_text_config(), _config_of_images(config)
+        most = getattr(text, "max_position_embeddings", 0) or 0
+        # XLNet's is -1, for no limit.
+        if 0 < most < length:
+            what = f"{spec}: the model takes {most} tokens at most, not {length}"
+            raise TargetError(what, hint=f"?length={most}")
+        usual = min(_TOKENS, most) if most > 0 else _TOKENS
+        sides = _pair(getattr(sights, "image_size", _PIXELS))
+        frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
+        return cls(
+            vocabulary=getattr(text, "vocab_size", 0) or 0,
+            tokens=length or usual,
+            samples=length or _SAMPLES,
+            sides=sides,
+            pixels=(*frames, getattr(sights, "num_channels", 3), *sides),
+            classes=getattr(config, "num_labels", 2),
+        )
+
+
+def _config_of_images(config: Any) -> Any:
+    return getattr(config, "vision_config", config)
+
+
 def _fed(spec: str, model: Any, config: Any, length: int) -> _Made:
     """A model of transformers with inputs and labels, by its main input and its config."""
-    parameters, main = (
-        inspect.signature(model.forward).parameters,
-        model.main_input_name,
-    )
-    text, sights = config.get_text_config(), getattr(config, "vision_config", config)
-    vocabulary, most = (
-        getattr(text, n, 0) or 0 for n in ("vocab_size", "max_position_embeddings")
-    )
-    if 0 < most < length:
-        what = f"{spec}: the model takes {most} tokens at most, not {length}"
-        raise TargetError(what, hint=f"?length={most}")
-    tokens = length or (min(_TOKENS, most) if most > 0 else _TOKENS)
-    sides, mels = (
-        _pair(getattr(sights, "image_size", _PIXELS)),
-        getattr(config, "num_mel_bins", 0),
-    )
-    frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
-    pixels = (*frames, getattr(sights, "num_channels", 3), *sides)
-    known: dict[str, _Shape] = {"pixel_values": (0, pixels)}
-    known["input_values"] = 0, (length or _SAMPLES,)
-    if vocabulary:
-        known["input_ids"] = vocabulary, (tokens,)
-    if mels and hasattr(config, "max_source_positions"):
-        known["input_features"] = (
-            0,
-            (mels, 2 * config.max_source_positions),
-        )  # Whisper halves it
-    for name, x in model.dummy_inputs.items():
-        values = 0 if x.is_floating_point() else int(x.max()) + 1
-        known.setdefault(name, (values, tuple(x.shape[1:])))
+    parameters = inspect.signature(model.forward).parameters
+    main, name = model.main_input_name, type(model).__name__
+    sizes = _Sizes.of(spec, config, length)
+    known = _known_inputs(model, config, sizes)
     if main not in known:
-        raise _by_hand(
-            spec, "takes what its config does not tell", f"its main input is {main}"
-        )
+        seen = f"its main input is {main}"
+        raise _by_hand(spec, "takes what its config does not tell", seen)
     shapes = {main: known[main]}
-    takes_tokens = any(
-        hasattr(config, n) for n in ("image_token_id", "image_token_index")
-    )
-    if "pixel_values" in parameters and sights is not config and not takes_tokens:
+    if "pixel_values" in parameters and _takes_images_beside(config):
         shapes["pixel_values"] = known["pixel_values"]
     if config.is_encoder_decoder and "decoder_input_ids" in parameters:
-        tokens = min(tokens, getattr(config, "max_target_positions", None) or tokens)
-        shapes["decoder_input_ids"] = vocabulary, (tokens,)
-    name = type(model).__name__
+        # The labels are as long as what the decoder makes.
+        most = getattr(config, "max_target_positions", None) or sizes.tokens
+        sizes = replace(sizes, tokens=min(sizes.tokens, most))
+        shapes["decoder_input_ids"] = sizes.vocabulary, (sizes.tokens,)
     if name.endswith("ForMultipleChoice"):
+        # Of two choices each.
         shapes = {n: (values, (2, *shape)) for n, (values, shape) in shapes.items()}
-    every = _labels_of(
-        name, vocabulary, tokens, getattr(config, "num_labels", 2), sides
-    )
+    every = _labels_of(name, sizes)
     labels = {n: shape for n, shape in every.items() if n in parameters}
     flags = {"return_loss": True} if "return_loss" in parameters else {}
     return _Made(model, shapes, labels, flags)
 
 
-def _labels_of(
-    name: str, words: int, tokens: int, classes: int, sides: Any
-) -> dict[str, _Shape]:
-    """What a class compares its outputs with, which its name tells."""
-    ends: dict[str, dict[str, _Shape]] = {
-        "ForQuestionAnswering": dict.fromkeys(
-            ("start_positions", "end_positions"), (tokens, ())
-        ),
-        "ForMultipleChoice": {"labels": (2, ())},
-        "ForNextSentencePrediction": {"labels": (2, ())},
-        "ForTokenClassification": {"labels": (classes, (tokens,))},
-        "ForSemanticSegmentation": {"labels": (classes, sides)},
-        "Classification": {"labels": (classes, ())},
-        "ElectraForPreTraining": {"labels": (2, (tokens,))},
-        "ForPreTraining": {
-            "labels": (words, (tokens,)),
-            **dict.fromkeys(("next_sentence_label", "sentence_order_label"), (2, ())),
-        },
+def _known_inputs(model: Any, config: Any, sizes: _Sizes) -> dict[str, _Shape]:
+    """Inputs that a config says the shape of, and others as the model's own examples are."""
+    known: dict[str, _Shape] = {
+        "pixel_values": (0, sizes.pixels),
+        "input_values": (0, (sizes.samples,)),
     }
-    for end in (
-        "ForMaskedLM",
-        "ForCausalLM",
-        "LMHeadModel",
-        "ForConditionalGeneration",
-    ):
-        ends[end] = {"labels": (words, (tokens,))}
+    if sizes.vocabulary:
+        known["input_ids"] = sizes.vocabulary, (sizes.tokens,)
+    mels = getattr(config, "num_mel_bins", 0)
+    if mels and hasattr(config, "max_source_positions"):
+        frames = 2 * config.max_source_positions  # Whisper's convolutions halve them
+        known["input_features"] = 0, (mels, frames)
+    for name, example in model.dummy_inputs.items():
+        values = 0 if example.is_floating_point() else int(example.max()) + 1
+        known.setdefault(name, (values, tuple(example.shape[1:])))
+    return known
+
+
+def _takes_images_beside(config: Any) -> bool:
+    """Whether a model takes an image beside its main input, and runs without words for it."""
+    # Such tokens stand for the image in the text, and random words hold none.
+    of_images = ("image_token_id", "image_token_index")
+    if any(hasattr(config, name) for name in of_images):
+        return False
+    return _config_of_images(config) is not config
+
+
+def _labels_of(name: str, sizes: _Sizes) -> dict[str, _Shape]:
+    """What a class compares its outputs with, which its name tells."""
+    words: _Shape = sizes.vocabulary, (sizes.tokens,)
+    place: _Shape = sizes.tokens, ()
+    classes, yes_or_no = sizes.classes, 2
+    # The first end that fits counts: of two of them, the longer goes before.
+    ends: dict[str, dict[str, _Shape]] = {
+        "ForQuestionAnswering": {"start_positions": place, "end_positions": place},
+        "ForMultipleChoice": {"labels": (2, ())},
+        "ForNextSentencePrediction": {"labels": (yes_or_no, ())},
+        "ForTokenClassification": {"labels": (classes, (sizes.tokens,))},
+        "ForSemanticSegmentation": {"labels": (classes, sizes.sides)},
+        "Classification": {"labels": (classes, ())},
+        "ElectraForPreTraining": {"labels": (yes_or_no, (sizes.tokens,))},
+        "ForPreTraining": {
+            "labels": words,
+            "next_sentence_label": (yes_or_no, ()),
+            "sentence_order_label": (yes_or_no, ()),
+        },
+        "ForMaskedLM": {"labels": words},
+        "ForCausalLM": {"labels": words},
+        "LMHeadModel": {"labels": words},
+        "ForConditionalGeneration": {"labels": words},
+    }
     return next((labels for end, labels in ends.items() if name.endswith(end)), {})
 
 
@@ -431,40 +458,57 @@ def _diffusers(spec: str, library: Any, model: str, options: dict[str, Any]) -> 
     if (cls := _class_of(library, model)) is None:
         names = getattr(library, "_import_structure", {}).get("models") or dir(library)
         raise _unknown("diffusers has no model", model, names, spec)
-    usual = inspect.signature(cls).parameters
-    if (size := options.pop("size", 0)) and "sample_size" in usual:
-        options["sample_size"] = size
-    for key, value in options.items():
-        if key not in usual:
-            raise _unknown(f"{model} has no argument", key, (*usual, "size"), spec)
-        value = _as_listed(usual[key].default, value)
-        options[key] = tuple(value) if isinstance(value, list) else value
-    made = cls(**options)
+    size = options.pop("size", 0)
+    made = cls(**_arguments_of(spec, cls, size, options))
     config = dict(made.config)
-    sides = _pair(size or config.get("sample_size") or _LATENTS)[
-        : 1 if "1D" in model else 2
-    ]
-    width = next(
-        (config[n] for n in _WIDTHS if config.get(n)), 0
-    )  # or one of each block
+    height, width = _pair(size or config.get("sample_size") or _LATENTS)
+    sides = (height,) if "1D" in model else (height, width)
+    known = _known_to_diffusers(config, sides)
+    takes = inspect.signature(made.forward).parameters
+    # A shape with None or 0 is of an input that this model has not.
+    shapes = {n: known[n] for n in takes if n in known and all(known[n][1])}
+    return _Made(made, shapes)
+
+
+def _arguments_of(
+    spec: str, cls: Any, size: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a class of diffusers; raises a TargetError about one that it has not."""
+    usual = inspect.signature(cls).parameters
+    given = dict(options)
+    if size and "sample_size" in usual:
+        given["sample_size"] = size
+    for key, value in given.items():
+        if key not in usual:
+            what = f"{cls.__name__} has no argument"
+            raise _unknown(what, key, (*usual, "size"), spec)
+        value = _as_listed(usual[key].default, value)
+        given[key] = tuple(value) if isinstance(value, list) else value
+    return given
+
+
+def _known_to_diffusers(
+    config: Mapping[str, Any], sides: tuple[int, ...]
+) -> dict[str, tuple[int, tuple[Any, ...]]]:
+    """Inputs that a config of diffusers says the shape of; None where it has no such number."""
+    sample = 0, (config.get("in_channels"), *sides)
+    # One width, or one for each block: then the first block's.
+    widths = next((config[name] for name in _WIDTHS if config.get(name)), 0)
+    width = widths if isinstance(widths, int) else widths[0]
     classes = config.get("num_class_embeds") or config.get("num_embeds_ada_norm") or 0
-    halvings = max(len(config.get("conditioning_embedding_out_channels") or ()) - 1, 0)
-    seen = (config.get("conditioning_channels"), *(x << halvings for x in sides))
-    known: dict[str, tuple[int, tuple[Any, ...]]] = {
-        **dict.fromkeys(
-            ("sample", "hidden_states"), (0, (config.get("in_channels"), *sides))
-        ),
+    # A ControlNet makes latents of the image that it follows: each stage but one halves it.
+    stages = config.get("conditioning_embedding_out_channels") or ()
+    halvings = max(len(stages) - 1, 0)
+    image = config.get("conditioning_channels"), *(x << halvings for x in sides)
+    return {
+        "sample": sample,
+        "hidden_states": sample,
         "timestep": (config.get("num_train_timesteps") or 1000, ()),
-        "encoder_hidden_states": (
-            0,
-            (_WORDS, width if isinstance(width, int) else width[0]),
-        ),
+        "encoder_hidden_states": (0, (_WORDS, width)),
         "pooled_projections": (0, (config.get("pooled_projection_dim"),)),
         "class_labels": (classes, () if classes else (0,)),
-        "controlnet_cond": (0, seen),
+        "controlnet_cond": (0, image),
     }
-    takes = inspect.signature(made.forward).parameters
-    return _Made(made, {n: known[n] for n in takes if n in known and all(known[n][1])})
 
 
 _MAKERS: Mapping[str, Callable[[str, Any, str, dict[str, Any]], _Made]] = {
