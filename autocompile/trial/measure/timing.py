@@ -196,9 +196,8 @@ def carried_over(
     for look in range(_LOOKS):
         for side, count, seen in zip(sides, counts, looks, strict=True):
             seen.append(_each(side, count, timer))
-        if look == 0 and not any(
-            lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)
-        ):
+        leads = [lead_of(seen[0], n) for seen, n in zip(looks, calls, strict=True)]
+        if look == 0 and not any(leads):
             break
     return [[min(times) for times in zip(*seen, strict=False)] for seen in looks]
 
@@ -249,38 +248,52 @@ class Rounds:
         if any(timer.misses(side) for side in sides):
             timer = timer.between_synchronizations()
         self.timer = timer
-        self._sides, self._random = sides, random.Random(seed)
-        self._mirrored: list[
-            int
-        ] = []  # the order of the last round backwards, if it is to come
+        self._sides = sides
+        self._random = random.Random(seed)
+        # The order of the last round backwards, if it is to come.
+        self._mirrored: list[int] = []
         self.times: list[list[float]] = [[] for _ in sides]
-        self.calls, self.leads = [1] * len(sides), [timer.lead(1)] * len(sides)
+        self.calls = [1] * len(sides)
+        self.leads = [timer.lead(1)] * len(sides)
         self._pass_s = [math.inf] * len(sides)
+        # A block of a side with long calls is one call, before which nothing needs to run.
+        if short := self._warm_up():
+            self._size_blocks(short, block_s)
+            self._choose_leads(block_s)
 
-        def once_s(index: int) -> float:
-            took_s = block(sides[index], 1, timer)
-            self._pass_s[index] = min(self._pass_s[index], took_s)
-            return took_s
-
-        long = [index for index in range(len(sides)) if once_s(index) > _LONG_CALL_S]
-        if len(long) == len(sides):
-            return
-        long = [
-            i for i in long if once_s(i) > _LONG_CALL_S
-        ]  # the first may have been interrupted
-        short = [index for index in range(len(sides)) if index not in long]
+    def _warm_up(self) -> list[int]:
+        """Call each side a few times; returns the sides whose calls are short."""
+        every = range(len(self._sides))
+        long = [index for index in every if self._once_s(index) > _LONG_CALL_S]
+        if len(long) == len(every):
+            return []
+        # A second time, since the first call may have been interrupted.
+        long = [index for index in long if self._once_s(index) > _LONG_CALL_S]
+        short = [index for index in every if index not in long]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
-                once_s(index)
-        for _ in range(
-            2
-        ):  # the larger of two tries: a wait for a core can exceed a block
+                self._once_s(index)
+        return short
+
+    def _once_s(self, index: int) -> float:
+        """Seconds of one call of a side, the shortest of which is kept."""
+        took_s = block(self._sides[index], 1, self.timer)
+        self._pass_s[index] = min(self._pass_s[index], took_s)
+        return took_s
+
+    def _size_blocks(self, short: Sequence[int], block_s: float) -> None:
+        """Choose how many calls a block has, of sides with short calls."""
+        # The larger of two tries: a wait for a core can exceed a block.
+        for _ in range(2):
             for index in short:
-                seems = fill(sides[index], timer, block_s)
+                seems = fill(self._sides[index], self.timer, block_s)
                 self.calls[index] = max(self.calls[index], seems)
-        carried = carried_over(sides, self.calls, timer, block_s)
+
+    def _choose_leads(self, block_s: float) -> None:
+        """Choose how many calls go before each block, untimed, for what the last side left."""
+        carried = carried_over(self._sides, self.calls, self.timer, block_s)
         for index, (seen, calls) in enumerate(zip(carried, self.calls, strict=True)):
-            self.leads[index] = lead_of(seen, calls) + timer.lead(calls)
+            self.leads[index] = lead_of(seen, calls) + self.timer.lead(calls)
 
     @property
     def count(self) -> int:
@@ -289,14 +302,17 @@ class Rounds:
     def one(self) -> Iterator[tuple[list[float], Timed, int, int]]:
         """The blocks of one more round: in a random order, then in the same one backwards.
 
-        So a linear drift of the machine cancels over each pair of rounds. Of two sides each would
-        follow itself too often, and show too little of what the other one costs it. Each block is
-        a list for its seconds per call, a side, its calls and its lead.
+        So a linear drift of the machine cancels over each pair of rounds of three sides or more.
+        Each block is a list for its seconds per call, a side, its calls and its lead.
         """
-        order = self._mirrored or self._random.sample(
-            range(len(self._sides)), len(self._sides)
-        )
-        self._mirrored = [] if self._mirrored or len(order) < 3 else order[::-1]
+        if self._mirrored:
+            order, self._mirrored = self._mirrored, []
+        else:
+            every = range(len(self._sides))
+            order = self._random.sample(every, len(every))
+            # Of two sides each would follow itself too often, and show too little of what the
+            # other one costs it.
+            self._mirrored = order[::-1] if len(order) > 2 else []
         for index in order:
             yield (
                 self.times[index],
@@ -356,7 +372,7 @@ def _with_page_faults(side: Timed) -> tuple[float, float]:
         side.call()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         while len(times) < _FEW_CALLS or (
-            sum(times) < _LOOK_S and len(times) < _MANY_CALLS
+            len(times) < _MANY_CALLS and sum(times) < _LOOK_S
         ):
             begin = time.perf_counter()
             side.call()
@@ -432,7 +448,8 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
     if rounds.count % _LOOK_EVERY and spent_s < limits.front_s:
         return False
     eager_s, *others = rounds.times
-    near, known = _NEAR * limits.beat, [speedup(eager_s, each) for each in others]
+    near = _NEAR * limits.beat
+    known = [speedup(eager_s, each) for each in others]
     if all(k.half_width <= limits.half_width or k.high < near for k in known):
         return True
     is_near = any(k.value > near for k in known)
