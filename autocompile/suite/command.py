@@ -25,7 +25,7 @@ Fixed = Annotated[bool, options.switch("--fixed", _FIXED, COMMON)]
 _COMPARE = "an earlier suite's folder or suite.json: say what became slower, broke or works now"
 Compare = Annotated[str | None, options.own(NAME, "--compare", _COMPARE, COMMON)]
 _GATES = "no-regression: exit with 1 if anything became slower or broke since --compare"
-Require = Annotated[str | None, options.own(NAME, "--require", _GATES, COMMON)]
+Gate = Annotated[str | None, options.own(NAME, "--require", _GATES, COMMON)]
 _CSV = "write the columns of dynamo's runner"
 Csv = Annotated[Path | None, options.own(FILE, "--csv", _CSV, OUTPUT)]
 _MARKDOWN = "write the tables"
@@ -57,7 +57,7 @@ def suite(
     what: What = None,
     fixed: Fixed = False,
     compare: Compare = None,
-    require: Require = None,
+    require: Gate = None,
     csv: Csv = None,
     markdown: Markdown = None,
     as_json: options.Json = False,
