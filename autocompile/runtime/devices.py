@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+_WITHOUT_PARTS = (type, ModuleType, str, bytes, int, float, complex)
 _DEPTH = 4  # of objects inside each other, such as a model in the closure of a step
 
 
@@ -47,16 +49,21 @@ def _inside(thing: Any) -> list[Any]:
     if isinstance(thing, functools.partial):
         return [thing.args, thing.keywords, thing.func]
     if isinstance(thing, FunctionType):
-        cells = [c.cell_contents for c in thing.__closure__ or () if _is_full(c)]
-        names = (n for n in thing.__code__.co_names if n in thing.__globals__)
-        return [*cells, thing.__defaults__, *(thing.__globals__[n] for n in names)]
-    is_plain = isinstance(thing, (type, str, bytes, int, float, complex, type(torch)))
-    return [] if is_plain else [*getattr(thing, "__dict__", {}).values()]
+        return _inside_function(thing)
+    # Attributes of a class or module are everybody's, and tell nothing of this call.
+    if isinstance(thing, _WITHOUT_PARTS):
+        return []
+    return [*getattr(thing, "__dict__", {}).values()]
 
 
-def _is_full(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return False
-    return True
+def _inside_function(function: FunctionType) -> list[Any]:
+    """What is in its closure, defaults, and globals that its code names."""
+    found: list[Any] = []
+    for cell in function.__closure__ or ():
+        # A variable that is not assigned yet raises.
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    found.append(function.__defaults__)
+    known = function.__globals__
+    found += [known[name] for name in function.__code__.co_names if name in known]
+    return found

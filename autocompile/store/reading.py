@@ -19,27 +19,11 @@ _hints = functools.cache(get_type_hints)
 
 def made(kind: Any, value: Any, name: str = "it") -> Any:
     """An object of a type from its JSON, or a TypeError or ValueError that calls it ``name``."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):  # of a type and None
-        return None if value is None else made(args[0], value, name)
-    if origin is Literal and value in args:
-        return value
-    if origin is list and isinstance(value, (list, tuple)):
-        return [made(args[0], each, name) for each in value]
-    if origin is tuple and isinstance(value, (list, tuple)):
-        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
-        return tuple(made(*each, name) for each in zip(kinds, value, strict=True))
-    if origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {
-            made(args[0], k, name): made(args[1], v, name) for k, v in value.items()
-        }
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if (
-        kind is float and is_number and abs(value) <= sys.float_info.max
-    ):  # no nan, no infinity
-        return float(value)
-    is_one = kind is Any or (isinstance(kind, type) and isinstance(value, kind))
-    if is_one and kind is not float and (kind is not int or is_number):
+    if get_origin(kind) is not None:
+        return _made_of_parts(kind, value, name)
+    if kind in (int, float):
+        return _number(kind, value, name)
+    if kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
         return value
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
@@ -47,15 +31,57 @@ def made(kind: Any, value: Any, name: str = "it") -> Any:
         return kind.from_dict(value)
     if isinstance(value, Mapping) and is_dataclass(kind):
         return of_fields(kind, value)
-    raise ValueError(f"{name} is {reprlib.repr(value)}")
+    raise _unfit(value, name)
+
+
+def _made_of_parts(kind: Any, value: Any, name: str) -> Any:
+    """An object of a type with arguments, such as ``list[int]`` or ``str | None``."""
+    origin, args = get_origin(kind), get_args(kind)
+    # The only unions in files are of a type and None.
+    if origin in (Union, UnionType):
+        return None if value is None else made(args[0], value, name)
+    if origin is Literal and value in args:
+        return value
+    if origin is list and isinstance(value, (list, tuple)):
+        return [made(args[0], each, name) for each in value]
+    if origin is tuple and isinstance(value, (list, tuple)):
+        is_of_any_length = args[-1] is Ellipsis
+        kinds = args[:1] * len(value) if is_of_any_length else args
+        pairs = zip(kinds, value, strict=True)
+        return tuple(made(each, part, name) for each, part in pairs)
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        keys, values = args
+        return {made(keys, k, name): made(values, v, name) for k, v in value.items()}
+    raise _unfit(value, name)
+
+
+def _number(kind: Any, value: Any, name: str) -> Any:
+    """A whole number, or any number as a float; neither nan nor infinity, nor a boolean."""
+    if isinstance(value, bool):
+        raise _unfit(value, name)
+    if kind is int and isinstance(value, int):
+        return value
+    # JSON has 1 for 1.0. What is beyond the largest float is infinity, or a whole number too long;
+    # nan is not below anything.
+    is_number = isinstance(value, (int, float))
+    if kind is float and is_number and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise _unfit(value, name)
+
+
+def _unfit(value: Any, name: str) -> ValueError:
+    return ValueError(f"{name} is {reprlib.repr(value)}")
 
 
 def of_fields(kind: Any, data: Mapping[str, Any]) -> Any:
     """An object of a dataclass from its fields; a key that is not known is a TypeError."""
     hints = _hints(kind)
-    return kind(
-        **{n: made(hints[n], v, n) if n in hints else v for n, v in data.items()}
-    )
+    values = dict(data)
+    for name, value in data.items():
+        # A key that is not known stays, and the class raises.
+        if name in hints:
+            values[name] = made(hints[name], value, name)
+    return kind(**values)
 
 
 def known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,9 +115,10 @@ class Part:
 
     def to_dict(self) -> dict[str, Any]:
         values = {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-        return {
-            n: value for n, value in values.items() if value or n not in self.optional
-        }
+        for name in self.optional:
+            if not values[name]:
+                del values[name]
+        return values
 
 
 def demand_positive(**figures: float | None) -> None:

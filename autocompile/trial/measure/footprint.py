@@ -6,7 +6,8 @@ import contextlib
 import gc
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,13 +29,20 @@ def peak_bytes(
     call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":
         return _cuda_peak(call, held, device, graphs)
+    growth = _growth_on_cpu(call)
+    return growth + sum(_storages(held(), device).values())
+
+
+def _growth_on_cpu(call: Callable[[], Any]) -> int:
+    """The most bytes above those at its beginning that a call has of torch's allocator."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it prints into the trial's log
     with torch.autograd.profiler.profile(profile_memory=True) as seen:
         call()
     events = [e for e in seen.kineto_results.events() if e.name() == "[memory]"]
-    sizes = (e.nbytes() for e in sorted(events, key=lambda event: event.start_ns()))
-    growth = max(itertools.accumulate(sizes), default=0)
-    return max(0, growth) + sum(_storages(held(), device).values())
+    # In order of time; what is freed has a negative size.
+    events.sort(key=lambda event: event.start_ns())
+    sizes = [int(event.nbytes()) for event in events]
+    return max(0, *itertools.accumulate(sizes))
 
 
 def most_held_bytes(device: torch.device) -> int:
@@ -51,13 +59,14 @@ def give_back(device: torch.device) -> None:
 
 def _storages(tree: Any, device: torch.device) -> dict[int, int]:
     """Address to bytes of each storage on the device."""
-    sizes = {}
+    sizes: dict[int, int] = {}
     for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == device.type:
-            # A sparse tensor has no storage of its own.
-            with contextlib.suppress(RuntimeError, NotImplementedError):
-                storage = leaf.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
+        if not isinstance(leaf, torch.Tensor) or leaf.device.type != device.type:
+            continue
+        # A sparse tensor has no storage of its own.
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            storage = leaf.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
     return sizes
 
 
@@ -71,30 +80,44 @@ def _cuda_peak(
     """
     gc.collect()
     torch.cuda.synchronize(device)
-    used_in_pools = (
-        sum(int(s["allocated_size"]) for s in _pool_segments(device)) if graphs else 0
-    )
+    pools_before = _pools(device) if graphs else []
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     output = call()
     torch.cuda.synchronize(device)
     growth = int(torch.cuda.max_memory_allocated(device)) - before
-    pools = list(_pool_segments(device)) if graphs else []
-    # Live outputs of a graph count as allocated.
-    growth -= sum(int(s["allocated_size"]) for s in pools) - used_in_pools
+    # While its output lives, which counts as allocated although it lies in a graph's pool.
+    pools = _pools(device) if graphs else []
     del output
-    regions = [(int(s["address"]), int(s["total_size"])) for s in pools]
-    outside = sum(
-        size
-        for address, size in _storages(held(), device).items()
-        if not any(start <= address < start + length for start, length in regions)
-    )
-    return outside + max(0, growth) + sum(length for _, length in regions)
+    growth -= sum(p.used for p in pools) - sum(p.used for p in pools_before)
+
+    # What is held inside a pool is counted with the pool.
+    outside = 0
+    for address, size in _storages(held(), device).items():
+        if not any(pool.holds(address) for pool in pools):
+            outside += size
+    return outside + max(0, growth) + sum(pool.size for pool in pools)
 
 
-def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Pool:
+    """A segment of a GPU's memory that belongs to CUDA graphs, in bytes."""
+
+    address: int
+    size: int
+    used: int
+
+    def holds(self, address: int) -> bool:
+        return self.address <= address < self.address + self.size
+
+
+def _pools(device: torch.device) -> list[_Pool]:
     index = torch.cuda.current_device() if device.index is None else device.index
+    found: list[_Pool] = []
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        # Everything that is no graph's is in the pool (0, 0).
         is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         if is_private and segment["device"] == index:
-            yield segment
+            figures = ("address", "total_size", "allocated_size")
+            found.append(_Pool(*(int(segment[name]) for name in figures)))
+    return found

@@ -6,7 +6,7 @@ A target whose inputs have one shape is a workload of one call, whose inputs are
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from autocompile.errors import TargetError, first_words
 from autocompile.store.recorded_calls import MOST
 from autocompile.trial.values import rebuilt, tensors_by_path
+
+_MOST_SHAPES = 3  # that words about a call name
 
 
 class Calls(tuple[Any, ...]):
@@ -42,15 +44,22 @@ class Arguments(tuple[Any, ...]):
 
 def _as_a_tree(kind: type[tuple[Any, ...]]) -> None:
     """Make the parts of a kind of tuple known to pytree, which knows plain tuples only."""
+
+    def flatten(parts: tuple[Any, ...]) -> tuple[list[Any], None]:
+        return list(parts), None
+
+    def unflatten(parts: Iterable[Any], _: None) -> tuple[Any, ...]:
+        return kind(parts)
+
+    def flatten_with_keys(parts: tuple[Any, ...]) -> tuple[list[Any], None]:
+        return [(pytree.SequenceKey(n), part) for n, part in enumerate(parts)], None
+
     pytree.register_pytree_node(
         kind,
-        lambda parts: (list(parts), None),
-        lambda parts, _: kind(parts),
+        flatten,
+        unflatten,
         serialized_type_name=f"autocompile.{kind.__name__}",
-        flatten_with_keys_fn=lambda parts: (
-            [(pytree.SequenceKey(n), part) for n, part in enumerate(parts)],
-            None,
-        ),
+        flatten_with_keys_fn=flatten_with_keys,
     )
 
 
@@ -88,9 +97,9 @@ def each_call(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     def check_all(expected: Any, actual: Any) -> Any:
         answers = [check(*pair) for pair in zip(expected, actual, strict=True)]
-        return next(
-            (answer for answer in answers if answer is not None and not answer), None
-        )
+        # A check that returns None raises where something is wrong.
+        refusals = [each for each in answers if each is not None and not each]
+        return refusals[0] if refusals else None
 
     return check_all
 
@@ -117,19 +126,22 @@ def other_values(first: Calls, other: Calls) -> Calls:
 
 def shape_of(inputs: Any) -> tuple[Any, ...]:
     """What compiled code may depend on in inputs: shapes and dtypes by path, and plain numbers."""
+    found = tensors_by_path(inputs).items()
+    tensors = [(path, *x.shape, str(x.dtype)) for path, x in found]
     leaves = pytree.tree_leaves(inputs)
-    plain = (x for x in leaves if isinstance(x, (bool, int, float, str)))
-    tensors = tensors_by_path(inputs).items()
-    return (*((path, *x.shape, str(x.dtype)) for path, x in tensors), *plain)
+    plain = [x for x in leaves if isinstance(x, (bool, int, float, str))]
+    return (*tensors, *plain)
 
 
 def in_words(inputs: Any) -> str:
     """The shapes of one call, such as ``8×128``; of its first tensors where there are many."""
-    shapes = [
-        "×".join(map(str, x.shape)) or "()" for x in tensors_by_path(inputs).values()
-    ]
-    distinct = [*dict.fromkeys(shapes)]
-    return ", ".join(distinct[:3]) + (" …" if len(distinct) > 3 else "") or "no tensor"
+    tensors = tensors_by_path(inputs).values()
+    if not tensors:
+        return "no tensor"
+    shapes = ["×".join(map(str, x.shape)) or "()" for x in tensors]
+    distinct = list(dict.fromkeys(shapes))
+    more = " …" if len(distinct) > _MOST_SHAPES else ""
+    return ", ".join(distinct[:_MOST_SHAPES]) + more
 
 
 def kinds(calls: Sequence[Any]) -> list[list[int]]:
@@ -149,42 +161,50 @@ def between(calls: Sequence[Any]) -> Any | None:
     tensors = [tensors_by_path(inputs) for inputs in calls]
     if any(_dims(t) != _dims(tensors[0]) for t in tensors):
         return None
-    sizes = _differing(tensors)
-    if not sizes:
-        return None
-    largest = max(
-        range(len(calls)), key=lambda n: sum(x.numel() for x in tensors[n].values())
-    )
-    shorter: dict[str, list[tuple[int, int]]] = {}
-    for seen, axes in sizes.items():
-        middle = (min(seen) + seen[largest]) // 2
-        free = [
-            n for n in range(2, seen[largest]) if n not in seen
-        ]  # 0 and 1 are constants
-        if not free:
+    elements = [sum(x.numel() for x in each.values()) for each in tensors]
+    largest = elements.index(max(elements))
+    shorter: dict[str, list[tuple[int, int]]] = {}  # axes and their new sizes
+    for seen, axes in _differing(tensors).items():
+        size = _free_size(seen, seen[largest])
+        if size is None:
             return None
-        size = min(free, key=lambda n: abs(n - middle))
         for path, axis in axes:
             shorter.setdefault(path, []).append((axis, size))
-    paths = {id(x): path for path, x in tensors[largest].items()}
+    if not shorter:
+        return None
+    return _shortened(calls[largest], shorter)
 
-    def shortened(x: Any) -> Any:
+
+def _free_size(seen: Sequence[int], most: int) -> int | None:
+    """The size between the least seen and ``most`` that no call has, as near their middle as can be.
+
+    None if there is none.
+    """
+    middle = (min(seen) + most) // 2
+    # From 2, since compiled code has 0 and 1 as constants.
+    free = [size for size in range(2, most) if size not in seen]
+    return min(free, key=lambda size: abs(size - middle), default=None)
+
+
+def _shortened(inputs: Any, sizes: Mapping[str, Sequence[tuple[int, int]]]) -> Any:
+    """Inputs whose tensors at these paths are cut along axes, each to its new size."""
+    # Kept while they are looked up by their id: an array is a tensor only in here.
+    tensors = tensors_by_path(inputs)
+    paths = {id(x): path for path, x in tensors.items()}
+
+    def cut(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         part = x.detach()
-        for axis, size in shorter.get(paths.get(id(x), ""), ()):
+        for axis, size in sizes.get(paths.get(id(x), ""), ()):
             part = part.narrow(axis, 0, size)
         return part.clone().requires_grad_(x.requires_grad)
 
-    return rebuilt(calls[largest], shortened)
+    return rebuilt(inputs, cut)
 
 
 def _dims(tensors: Mapping[Any, torch.Tensor]) -> dict[Any, int]:
     return {path: x.dim() for path, x in tensors.items()}
-
-
-def _axes(tensors: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, int]]:
-    return ((key, axis) for key, x in tensors.items() for axis in range(x.dim()))
 
 
 def _differing(
@@ -194,15 +214,12 @@ def _differing(
 
     They are grouped by their sizes at each call. Tensors that a call lacks are left out.
     """
-    first = tensors[0]
-    everywhere = [
-        k
-        for k, x in first.items()
-        if all(k in t and t[k].dim() == x.dim() for t in tensors)
-    ]
     sizes: dict[tuple[int, ...], list[tuple[Any, int]]] = {}
-    for key, axis in _axes({key: first[key] for key in everywhere}):
-        seen = tuple(t[key].shape[axis] for t in tensors)
-        if len(set(seen)) > 1:
-            sizes.setdefault(seen, []).append((key, axis))
+    for key, x in tensors[0].items():
+        if not all(key in each and each[key].dim() == x.dim() for each in tensors):
+            continue
+        for axis in range(x.dim()):
+            seen = tuple(each[key].shape[axis] for each in tensors)
+            if len(set(seen)) > 1:
+                sizes.setdefault(seen, []).append((key, axis))
     return sizes

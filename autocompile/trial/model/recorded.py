@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,23 +55,30 @@ def in_form(
         args, named = _by_name(args, named, forward)
     elif like is not None:
         args, named = _by_place(args, named, forward)
+    if args and named:
+        return Arguments((args, named))
     if named:
-        return Arguments((args, named)) if args else named
+        return named
+    # A collection alone would be taken for all arguments.
     is_alone = len(args) == 1 and not isinstance(args[0], (tuple, list, dict))
-    return args[0] if is_alone and not isinstance(like, (tuple, list)) else args
+    if is_alone and not isinstance(like, (tuple, list)):
+        return args[0]
+    return args
 
 
 def _by_name(
     args: tuple[Any, ...], named: dict[str, Any], forward: Callable[..., Any]
 ) -> _Split:
-    parameters = inspect.signature(forward).parameters.values()
-    either = itertools.takewhile(
-        lambda p: p.kind is p.POSITIONAL_OR_KEYWORD, parameters
-    )
-    names = [p.name for p in either]
+    names: list[str] = []
+    for p in inspect.signature(forward).parameters.values():
+        # Those after it, such as *args, have no name that an argument by place could be given.
+        if p.kind is not p.POSITIONAL_OR_KEYWORD:
+            break
+        names.append(p.name)
     if len(args) > len(names):
         return args, named
-    return (), {**dict(zip(names, args, strict=False)), **named}
+    by_place = dict(zip(names, args, strict=False))
+    return (), {**by_place, **named}
 
 
 def _by_place(
@@ -89,6 +95,7 @@ def _value(recorded: Any, name: str) -> Any:
         return [_value(each, name) for each in recorded]
     if not isinstance(recorded, dict):
         return recorded
+    # What JSON has no form for is an object of one key, which says what it is.
     ((kind, inner),) = recorded.items()
     if kind == "tuple":
         return tuple(_value(each, name) for each in inner)
@@ -99,10 +106,18 @@ def _value(recorded: Any, name: str) -> Any:
             f"the file of calls cannot hold {name}, which is a {inner}",
             hint="write get_calls(), which makes it",
         )
-    dtype = getattr(torch, inner["dtype"], None)
+    return _tensor(inner)
+
+
+def _tensor(recorded: Mapping[str, Any]) -> torch.Tensor:
+    """Random values of a recorded shape and dtype; integers between the least and most seen."""
+    shape = recorded["shape"]
+    dtype = getattr(torch, recorded["dtype"], None)
     if not isinstance(dtype, torch.dtype):
-        raise TargetError(f"the file of calls has a tensor of dtype {inner['dtype']!r}")
+        name = repr(recorded["dtype"])
+        raise TargetError(f"the file of calls has a tensor of dtype {name}")
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(inner["shape"]).to(dtype)
-    low, high = inner.get("low") or 0, inner.get("high") or 0
-    return torch.randint(low, high + 1, inner["shape"]).to(dtype)
+        return torch.randn(shape).to(dtype)
+    # Not known of an empty tensor.
+    low, high = recorded.get("low") or 0, recorded.get("high") or 0
+    return torch.randint(low, high + 1, shape).to(dtype)

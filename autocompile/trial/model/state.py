@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from autocompile.trial.values import copies, is_writable, pieces
 
 # Relative to each parameter's RMS: it shows in the output, and what is computed stays of a kind.
 _PERTURBATION = 0.1
+_LEAST_RMS = 1e-3  # of a parameter that is zero, such as a bias
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 
@@ -60,40 +61,51 @@ class State:
     @classmethod
     def saved(cls, side: Holder) -> State:
         """Copies of what a side has now."""
-        numbers = {
-            name: {k: v for k, v in each.items() if type(v) in (int, float)}
-            for name, each in side.dictionaries().items()
-        }
-        changing, trained = side.changing(), side.with_gradients
-        grads = [p.grad for p in trained if p.grad is not None]
-        copied = copies([*changing.values(), *grads])
-        values = dict(zip(changing, copied, strict=False))
-        made = iter(copied[len(changing) :])
-        gradients = [None if p.grad is None else next(made) for p in trained]
+        dictionaries = side.dictionaries().items()
+        numbers = {name: _plain_numbers(each) for name, each in dictionaries}
+        changing = side.changing()
+        present = [p.grad for p in side.with_gradients if p.grad is not None]
+        # In one go, since whether a GPU has room for the copies depends on all of them.
+        copied = iter(copies([*changing.values(), *present]))
+        values = {name: next(copied) for name in changing}
+        gradients = [
+            None if p.grad is None else next(copied) for p in side.with_gradients
+        ]
         optimizers = [optimizer.state_dict() for optimizer in side.optimizers]
         return cls(values, numbers, optimizers, gradients)
 
     def load(self, side: Holder) -> None:
         """Put it into a side, in place, so that compiled code stays valid."""
+        # First, since an optimizer that has not stepped yet has no tensors to write to.
         for optimizer, state in zip(side.optimizers, self.optimizers, strict=False):
-            if state["state"] and not optimizer.state:  # it has not stepped yet
+            if state["state"] and not optimizer.state:
                 optimizer.load_state_dict(state)
-        bakes = side.config.bakes_weights  # then a write costs a refresh
         with torch.no_grad():
-            # Looked up again, since a call may replace a buffer's tensor.
-            for name, tensor in side.changing().items():
-                value = self.values.get(name)
-                if value is None or tensor.shape != value.shape:
-                    continue
-                if not (bakes and torch.equal(tensor, value.to(tensor.device))):
-                    tensor.copy_(value)
+            self._write_values(side)
             for p, gradient in zip(side.with_gradients, self.gradients, strict=False):
                 _set_gradient(p, gradient)
         side.forget()
-        # Not booleans: Dynamo may have changed flags of the compiled side.
         for name, mine in side.dictionaries().items():
-            kept = self.numbers.get(name, {})
-            mine.update({k: v for k, v in kept.items() if type(mine.get(k)) is type(v)})
+            for key, kept in self.numbers.get(name, {}).items():
+                # What is no number of this kind by now means something else here.
+                if type(mine.get(key)) is type(kept):
+                    mine[key] = kept
+
+    def _write_values(self, side: Holder) -> None:
+        # Looked up again, since a call may replace a buffer's tensor.
+        for name, tensor in side.changing().items():
+            value = self.values.get(name)
+            if value is None or tensor.shape != value.shape:
+                continue
+            # A write to a weight that is baked in costs a refresh of what was compiled.
+            is_cheap = not side.config.bakes_weights
+            if is_cheap or not torch.equal(tensor, value.to(tensor.device)):
+                tensor.copy_(value)
+
+
+def _plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers in a dictionary; no booleans, which are flags that Dynamo may change."""
+    return {key: v for key, v in values.items() if type(v) in (int, float)}
 
 
 def _set_gradient(p: torch.Tensor, value: torch.Tensor | None) -> None:
@@ -110,34 +122,38 @@ def _set_gradient(p: torch.Tensor, value: torch.Tensor | None) -> None:
 def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
     """The state of each parameter that has one, by its place in the groups."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        f"parameter {n}": optimizer.state[p]
-        for n, p in enumerate(every)
-        if p in optimizer.state
-    }
+    state = optimizer.state
+    # Not by state[p] alone: it is a defaultdict, which would make one.
+    return {f"parameter {n}": state[p] for n, p in enumerate(every) if p in state}
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
     buffers = list(model.buffers())
-    known = {
-        x.untyped_storage().data_ptr()
-        for x in (*model.parameters(), *buffers)
-        if _has_one(x)
-    }
-    values = (
-        v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES
-    )
-    leaves = pytree.tree_leaves(
-        [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
-    )
-    plain = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and _has_one(x)}
-    return buffers + [
-        x for x in plain.values() if x.untyped_storage().data_ptr() not in known
-    ]
+    # Tensors in attributes may be views of these, which are looked at already.
+    registered = filter(_has_storage, [*model.parameters(), *buffers])
+    known = {x.untyped_storage().data_ptr() for x in registered}
+    found: dict[int, torch.Tensor] = {}
+    for value in _attributes_of(model):
+        for x in pytree.tree_leaves(value):
+            if not isinstance(x, torch.Tensor) or not _has_storage(x):
+                continue
+            if x.untyped_storage().data_ptr() not in known:
+                found[id(x)] = x
+    return [*buffers, *found.values()]
 
 
-def _has_one(x: torch.Tensor) -> bool:
+def _attributes_of(model: torch.nn.Module) -> Iterator[Any]:
+    """Tensors and collections in attributes of its modules that a user has set."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            is_own = name not in _OF_MODULES
+            if is_own and isinstance(value, (torch.Tensor, list, tuple, dict)):
+                yield value
+
+
+def _has_storage(x: torch.Tensor) -> bool:
+    """Whether a tensor has memory of one address."""
     return x.layout is torch.strided and not x.is_nested and x.numel() > 0
 
 
@@ -146,10 +162,9 @@ def random_states() -> list[bytes]:
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
+    of_torch = [state.numpy().tobytes() for state in states]
     others = [random.getstate(), np.random.get_state()]
-    return [s.numpy().tobytes() for s in states] + [
-        repr(state).encode() for state in others
-    ]
+    return [*of_torch, *(repr(state).encode() for state in others)]
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
@@ -159,13 +174,16 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
     """
     torch.manual_seed(seed + 1)  # each call sets its own seed
     with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point():
-                parts = pieces(p.detach())
-                squares = sum(float(x.double().square().sum()) for x in parts)
-                size = max((squares / max(1, p.numel())) ** 0.5, 1e-3) * _PERTURBATION
-                for x in parts:
-                    x.add_((torch.randn(x.shape, device=x.device) * size).to(p))
-        for b in model.buffers():
-            if b.is_floating_point() and is_writable(b):
-                b.mul_((1 + _PERTURBATION * torch.rand(b.shape, device=b.device)).to(b))
+        for p in filter(torch.is_floating_point, model.parameters()):
+            # By pieces, since a large weight in float64 may not fit a GPU.
+            parts = pieces(p.detach())
+            squares = sum(float(x.double().square().sum()) for x in parts)
+            rms = (squares / max(1, p.numel())) ** 0.5
+            size = _PERTURBATION * max(rms, _LEAST_RMS)
+            for x in parts:
+                noise = torch.randn(x.shape, device=x.device) * size
+                x.add_(noise.to(p))
+        for b in filter(torch.is_floating_point, model.buffers()):
+            if is_writable(b):
+                factor = 1 + _PERTURBATION * torch.rand(b.shape, device=b.device)
+                b.mul_(factor.to(b))
