@@ -89,9 +89,8 @@ class StationFolder:
             make_folder(path.parent)
             path.write_bytes(base64.b64decode(content))
         self.toolchain = self.path / "toolchain"
-        os.chdir(
-            self._files
-        )  # trials import from here, as they would in the driver's folder
+        # Trials import from here, as they would in the driver's folder.
+        os.chdir(self._files)
 
     def prepare(self, number: int, request: Mapping[str, Any]) -> Path:
         """Write the request of a job into a folder of its own, with its paths replaced."""
@@ -104,7 +103,7 @@ class StationFolder:
             request["toolchain"] = str(self.toolchain)
         if sides := request.get("sides"):
             request["sides"] = [self._side(side) for side in sides]
-        folder = self.path / "jobs" / f"{number}"
+        folder = self._folder_of(number)
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
         write_json(folder / "request.json", request)
@@ -112,7 +111,8 @@ class StationFolder:
 
     def _side(self, side: Mapping[str, Any]) -> dict[str, Any]:
         """With its cache here; what another station has compiled is compiled again."""
-        if side["cache"] is None:  # that of the process, which the job's variables name
+        # None is the cache of the process, which the job's variables name.
+        if side["cache"] is None:
             return dict(side)
         cache = self.path / "cache" / Path(side["cache"]).name
         is_here = cache.is_dir()
@@ -127,7 +127,8 @@ class StationFolder:
         cache = self.path / "cache" / f"{number:04d}"
         shutil.rmtree(cache, ignore_errors=True)
         self._seed(cache)
-        return {**sent, **{name: str(cache / below) for name, below in _CACHES.items()}}
+        places = {name: str(cache / below) for name, below in _CACHES.items()}
+        return {**sent, **places}
 
     def drop_caches(self, kept: Collection[str]) -> None:
         """Remove the compiler caches whose names are not among these."""
@@ -138,7 +139,8 @@ class StationFolder:
 
     def results(self, number: int) -> dict[str, str]:
         """The files of a job that the driver reads; the folder is gone afterwards."""
-        folder, found = self.path / "jobs" / f"{number}", {}
+        folder = self._folder_of(number)
+        found: dict[str, str] = {}
         for name in _SENT_BACK:
             with contextlib.suppress(OSError):
                 found[name] = (folder / name).read_text("utf-8", "replace")
@@ -147,12 +149,20 @@ class StationFolder:
 
     def outward(self, line: str) -> str:
         """A message with the driver's paths of the target's files in place of ours."""
-        return line.replace(str(self._files), json.dumps(self._place)[1:-1])
+        return line.replace(str(self._files), self._place_in_json)
 
     def _inward(self, data: Any) -> Any:
         """JSON with our paths of the target's files in place of the driver's."""
-        text = json.dumps(data).replace(json.dumps(self._place)[1:-1], str(self._files))
-        return json.loads(text)
+        text = json.dumps(data)
+        return json.loads(text.replace(self._place_in_json, str(self._files)))
+
+    @property
+    def _place_in_json(self) -> str:
+        """The driver's path as it stands inside strings of JSON: escaped, without quotes."""
+        return json.dumps(self._place)[1:-1]
+
+    def _folder_of(self, number: int) -> Path:
+        return self.path / "jobs" / f"{number}"
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -174,9 +184,8 @@ class Station:
         self._folder: StationFolder | None = None
         self._gpus = list(filter(None, os.environ.get(_GPUS, "").split(",")))
         self._used = Counter[str]()  # jobs that each GPU has had
-        self._running: dict[
-            int, tuple[str, Any]
-        ] = {}  # GPU, and the race whose turns it takes
+        # By job: its GPU, and the race whose turns it takes.
+        self._running: dict[int, tuple[str, Any]] = {}
 
     def run(self) -> None:
         """Work until it is told to close, or the actor is dead."""
@@ -186,6 +195,7 @@ class Station:
                     events = self._executor.wait(_IDLE_S) if self._executor else []
                     for event in events:
                         self._tell(event)
+                    # An executor without jobs does not wait.
                     if not self._running and not events:
                         select.select([self._inbox.descriptor], [], [], _IDLE_S)
         except (AutocompileError, OSError, ValueError) as error:
@@ -199,7 +209,9 @@ class Station:
 
     def _take(self, line: str | None) -> bool:
         """Do what a message says; False to end."""
-        message: dict[str, Any] = decode(line) if line is not None else {"do": Do.CLOSE}
+        if line is None:
+            return False
+        message: dict[str, Any] = decode(line)
         kind = message["do"]
         if kind is Do.CLOSE:
             return False
@@ -213,11 +225,7 @@ class Station:
 
     def _open(self, message: Mapping[str, Any]) -> None:
         # The driver waits for the first word a while: a station before it may not be dead yet.
-        held = exclusive.held(
-            "trials of a Ray cluster",
-            lambda text: self._say(Say.TOLD, text=text),
-            wait=True,
-        )
+        held = exclusive.held("trials of a Ray cluster", self._tell_text, wait=True)
         self._ends.enter_context(held)
         self._folder = StationFolder(message["files"], message["place"])
         self._ends.callback(self._folder.remove)
@@ -231,34 +239,36 @@ class Station:
     def _start(self, message: Mapping[str, Any]) -> None:
         assert self._folder is not None
         assert self._executor is not None
-        sent, request, number = (
-            message["job"],
-            message["request"],
-            message["job"]["number"],
-        )
+        sent, request = message["job"], message["request"]
+        number = sent["number"]
+        # A job that runs may read a cache that is to go.
         if not self._running:
             self._folder.drop_caches(message["kept"])
         environment = self._folder.environment(number, sent["environment"])
-        beside = 1 if message["alone"] else max(1, self._executor.slots)
+        at_once = 1 if message["alone"] else max(1, self._executor.slots)
         own = {
             "folder": self._folder.prepare(number, request),
             "environment": environment | self._place(number, request),
             "toolchain": self._folder.toolchain if sent["toolchain"] else None,
-            "memory_limit_bytes": self._memory or most_memory_bytes() // beside or None,
+            # Unless the user gave a limit, its share; None where the machine's is not known.
+            "memory_limit_bytes": self._memory
+            or most_memory_bytes() // at_once
+            or None,
         }
         self._executor.start(Job(**{**sent, **own}))
 
     def _place(self, number: int, request: Mapping[str, Any]) -> dict[str, str]:
         """Variables that give a job the GPU with the least to do; those that take turns share."""
-        race = request.get("takes_turns") and (request["phase"], request["batch_size"])
-        loads = Counter(gpu for gpu, _ in self._running.values())
-        shared = [
-            gpu for gpu, other in self._running.values() if race and other == race
-        ]
-        least = sorted(
-            self._gpus or [""], key=lambda gpu: (loads[gpu], self._used[gpu])
-        )
-        gpu = (shared or least)[0]
+        race = None
+        if request.get("takes_turns"):
+            race = request["phase"], request["batch_size"]
+        running = self._running.values()
+        loads = Counter(gpu for gpu, _ in running)
+        shared = [gpu for gpu, other in running if race and other == race]
+        # Of those with as much to do, the one that had the fewest jobs so far.
+        gpus = self._gpus or [""]
+        least = min(gpus, key=lambda gpu: (loads[gpu], self._used[gpu]))
+        gpu = shared[0] if shared else least
         self._running[number] = gpu, race
         self._used[gpu] += 1
         return {_GPUS: gpu} if gpu else {}
@@ -280,20 +290,26 @@ class Station:
                 slots=self._executor.slots,
             )
         else:
-            self._say(Say.TOLD, text=event.text)
+            self._tell_text(event.text)
+
+    def _tell_text(self, text: str) -> None:
+        self._say(Say.TOLD, text=text)
 
     def _say(self, kind: Say, **fields: Any) -> None:
         line = encode(kind, **fields)
-        data = (self._folder.outward(line) if self._folder else line).encode() + b"\n"
+        if self._folder:
+            line = self._folder.outward(line)
+        data = line.encode() + b"\n"
+        # A pipe may take only a part at once.
         while data:
             data = data[os.write(self._sink, data) :]
 
 
 def main() -> None:
     """Listen on stdin, speak on stdout; whatever else is printed goes to stderr."""
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # Ray may have it ignored, and then nobody waits
+    # Ray may have it ignored, and then nobody can wait for a child.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Ctrl-C in the driver's terminal is the driver's to act on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -17,8 +17,13 @@ from autocompile.trial.measure.recompiles import reason_in_words
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
 _UNDISTURBED = 20  # such kernels in a row
+_LONGEST_DRAIN_S = (
+    1.0  # then others' work delays what is timed, which other trials show
+)
 
-_MOST = 12  # entries of each list in a record
+_MOST = 12  # graph breaks in a record
+_FEW = 5  # reasons of each kind in it
+_LOOKED_AT = 100  # graph breaks that torch has noted
 _WIDE = 200  # characters of a text from torch
 _SKIP = "skipping cudagraphs due to"
 _TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
@@ -31,13 +36,16 @@ def drain(device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    small, quick, deadline = torch.zeros(1, device=device), 0, time.monotonic() + 1.0
+    small = torch.zeros(1, device=device)
+    deadline = time.monotonic() + _LONGEST_DRAIN_S
+    quick = 0  # in a row
     while quick < _UNDISTURBED and time.monotonic() < deadline:
         torch.cuda.synchronize(device)
         began = time.perf_counter()
         small.add_(1)
         torch.cuda.synchronize(device)
-        quick = quick + 1 if time.perf_counter() - began < _SMALL_S else 0
+        took_s = time.perf_counter() - began
+        quick = quick + 1 if took_s < _SMALL_S else 0
 
 
 def reset_dynamo(backend: str) -> None:
@@ -85,7 +93,7 @@ def dynamo_facts() -> dict[str, Any]:
         "break_reasons": _most_frequent(breaks),
         # A skipped function does not count as a graph break.
         "skip_reasons": _most_frequent(met) if skipped else (),
-        "recompile_reasons": reasons[:5],
+        "recompile_reasons": reasons[:_FEW],
         "cudagraph_skips": int(counters["inductor"]["cudagraph_skips"]),
     }
 
@@ -99,7 +107,8 @@ def recompile_reasons() -> list[str]:
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     ordered = sorted(reasons, key=lambda reason: -reasons[reason])
-    return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
+    lines = dict.fromkeys(map(first_line, ordered))  # each once, in order
+    return tuple(lines)[:_FEW]
 
 
 def use_compile_workers(threads: int, device: torch.device) -> None:
@@ -110,9 +119,8 @@ def use_compile_workers(threads: int, device: torch.device) -> None:
     """
     config: Any = importlib.import_module("torch._inductor.config")
     config.compile_threads = threads
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(
-        threads
-    )  # autotuning reads only this
+    # Autotuning reads only this.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
     if threads > 1 and device.type == "cuda":
         compiling: Any = importlib.import_module("torch._inductor.async_compile")
         compiling.AsyncCompile.use_process_pool()
@@ -123,32 +131,40 @@ def end_compile_workers() -> None:
     compiling: Any = importlib.import_module("torch._inductor.async_compile")
     for pool in compiling._pool_set:
         process = getattr(pool, "process", None)
+        # Without workers it still imports torch, for which a shutdown would wait.
         if process is not None and not children(process.pid):
-            process.kill()  # it still imports torch, for which a shutdown would wait
+            process.kill()
             process.wait()
     compiling.shutdown_compile_workers()
 
 
 def found_by_dynamo(home: Path) -> dict[str, Any]:
     """Graph breaks with their places in the user's folder, and why CUDA graphs were skipped."""
-    reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
+    return {"breaks": _breaks(home), "cudagraph_skip_reasons": _cudagraph_skips()}
+
+
+def _breaks(home: Path) -> list[dict[str, Any]]:
+    reasons = list(getattr(torch._dynamo.utils, "graph_break_reasons", ()))
     rows: dict[str, dict[str, Any]] = {}
-    for reason in list(reasons)[:100]:
+    # Each needs files to be read, and a break in a loop is met many times.
+    for reason in reasons[:_LOOKED_AT]:
         row = _break(reason.user_stack, reason.reason, home)
         rows.setdefault(f"{row['place']} {row['reason']}", row)
+    every = list(rows.values())
+    with_code = [row for row in every if row["code"]]
+    return (with_code or every)[:_MOST]
+
+
+def _cudagraph_skips() -> list[str]:
+    """Why Inductor has made no CUDA graphs, in torch's words but for where it found the reason."""
     metrics = torch._dynamo.utils.get_compilation_metrics()
     texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
-    skipped = [
-        " ".join(text.partition("Found from")[0].replace(_SKIP, "").split()).strip(
-            " ."
-        )[:_WIDE]
-        for text in filter(None, texts)
-    ]
-    with_code = [row for row in rows.values() if row["code"]]
-    return {
-        "breaks": (with_code or list(rows.values()))[:_MOST],
-        "cudagraph_skip_reasons": list(dict.fromkeys(skipped))[:5],
-    }
+    reasons: dict[str, None] = {}  # each once, in order
+    for text in filter(None, texts):
+        reason = text.partition("Found from")[0].replace(_SKIP, "")
+        on_one_line = " ".join(reason.split())
+        reasons[on_one_line.strip(" .")[:_WIDE]] = None
+    return list(reasons)[:_FEW]
 
 
 def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
@@ -160,22 +176,24 @@ def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
 def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
     """Place and line of code of a graph break in the user's code, and torch's reason."""
     row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
-    frames = [(Path(f.filename), f) for f in stack or ()]
-    frames = [each for each in frames if not each[0].is_relative_to(_TORCH)]
-    users = [each for each in frames if not each[0].is_relative_to(_OURS)]
-    of_the_target = [
-        (path, frame)
-        for path, frame in users
-        if path.is_relative_to(home) and "site-packages" not in path.parts
-    ]
-    if frames:
-        path, frame = (of_the_target or users or frames)[-1]
-        row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
-    if users:  # a file of autocompile would not help a user
-        short = (
-            path.relative_to(home).as_posix()
-            if of_the_target
-            else "/".join(path.parts[-2:])
-        )
+    frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
+    users = [f for f in frames if not Path(f.filename).is_relative_to(_OURS)]
+    of_the_target = [f for f in users if _is_in(home, Path(f.filename))]
+    if not frames:
+        return row
+    # The innermost, of the code that the user can change most easily.
+    frame = (of_the_target or users or frames)[-1]
+    row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
+    # A file of autocompile would not help a user.
+    if users:
+        path = Path(frame.filename)
+        short = "/".join(path.parts[-2:])
+        if of_the_target:
+            short = path.relative_to(home).as_posix()
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
     return row
+
+
+def _is_in(home: Path, path: Path) -> bool:
+    """Whether a file is the user's: below the target's folder, and of no installed package."""
+    return path.is_relative_to(home) and "site-packages" not in path.parts
