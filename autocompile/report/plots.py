@@ -26,6 +26,9 @@ _MOST_ROWS = 14
 _COLORS = tuple(f"c{i}" for i in range(7))
 
 Scale = Callable[[float], float]
+_Line = tuple[float, float, float, float, str, float]
+_Dot = tuple[float, float, float, str, bool, str]
+_Word = tuple[float, float, str, str]
 
 
 @dataclass
@@ -38,17 +41,15 @@ class Plot:
     y_title: str = ""
     height: int = 280
     # Ends (x, y, x, y), variable of the colour, width.
-    lines: list[tuple[float, float, float, float, str, float]] = field(
-        default_factory=list
-    )
+    lines: list[_Line] = field(default_factory=list)
     # Centre (x, y), radius, variable of the colour, filled, text under the pointer.
-    dots: list[tuple[float, float, float, str, bool, str]] = field(default_factory=list)
+    dots: list[_Dot] = field(default_factory=list)
     # Place (x, y), side that is there (start, middle, end), text.
-    words: list[tuple[float, float, str, str]] = field(default_factory=list)
-    band: tuple[float, float] | None = None  # left end and width of a shaded zone
-    legend: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # variable of the colour, and name
+    words: list[_Word] = field(default_factory=list)
+    # Left end and width of a shaded zone.
+    band: tuple[float, float] | None = None
+    # Variable of the colour, and name.
+    legend: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def bottom(self) -> int:
@@ -61,19 +62,21 @@ class Plot:
         """Where a value is from left to right; with ``ticks``, on a logarithmic axis."""
         place = _scale(values, left, WIDTH - _RIGHT, is_log=bool(ticks))
         for tick in ticks or _ticks(values):
-            self.lines.append((place(tick), _TOP, place(tick), self.bottom, "grid", 1))
-            self.words.append((place(tick), self.bottom + 18, "middle", f"{tick:g}"))
+            x = place(tick)
+            self.lines.append((x, _TOP, x, self.bottom, "grid", 1))
+            self.words.append((x, self.bottom + 18, "middle", f"{tick:g}"))
         return place
 
     def upward(self, values: Sequence[float]) -> Scale:
         """Where a speed-up is from bottom to top; eager's is a line."""
         place = _scale(values, self.bottom, _TOP)
+        right = WIDTH - _RIGHT
         for tick in _ticks(values):
-            self.lines.append(
-                (_LEFT, place(tick), WIDTH - _RIGHT, place(tick), "grid", 1)
-            )
-            self.words.append((_LEFT - 6, place(tick) + 4, "end", f"{tick:g}"))
-        self.lines.append((_LEFT, place(1), WIDTH - _RIGHT, place(1), "dim", 1.5))
+            y = place(tick)
+            self.lines.append((_LEFT, y, right, y, "grid", 1))
+            self.words.append((_LEFT - 6, y + 4, "end", f"{tick:g}"))
+        eager = place(1)
+        self.lines.append((_LEFT, eager, right, eager, "dim", 1.5))
         return place
 
 
@@ -82,11 +85,15 @@ def _scale(
 ) -> Scale:
     read = math.log if is_log else float
     low, high = read(min(values)), read(max(values))
+    # Room for dots at the ends; all values may be one.
     room = (high - low) * 0.06 or 0.5
     low, high = low - room, high + room
-    return lambda value: round(
-        start + (end - start) * (read(value) - low) / (high - low), 1
-    )
+
+    def place(value: float) -> float:
+        # A tenth of a pixel is enough, and keeps the page small.
+        return round(start + (end - start) * (read(value) - low) / (high - low), 1)
+
+    return place
 
 
 def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
@@ -95,15 +102,17 @@ def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
     if low == high:
         return [low]
     power = 10 ** math.floor(math.log10((high - low) / most))
-    step = next(
-        k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= most
-    )
-    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    steps = [k * power for k in (1, 2, 5, 10, 20)]
+    step = next(step for step in steps if (high - low) / step <= most)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [i * step for i in range(first, last + 1)]
 
 
 def _logarithmic_ticks(values: Sequence[float]) -> list[float]:
     """Round numbers from the least to the largest value, several to each power of ten."""
-    marks = (round(m * 10.0**k, 9) for k in range(-6, 6) for m in (1, 1.5, 2, 3, 5, 7))
+    # Rounded, since 7 * 0.1 is not 0.7.
+    powers = [10.0**k for k in range(-6, 6)]
+    marks = [round(m * power, 9) for power in powers for m in (1, 1.5, 2, 3, 5, 7)]
     between = [mark for mark in marks if min(values) <= mark <= max(values)]
     # Values that are close together may have no mark between them.
     return between or [values[0]]
@@ -126,14 +135,16 @@ def raced_at(size: int | None, records: Sequence[Record]) -> list[Candidate]:
 def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     """Speed-ups of the finalists with their intervals, and the zone around the best."""
     best, at = phase.answer.best, phase.answer.batch_size
-    rows = raced_at(at, records)[:_MOST_ROWS] if best else []
-    if not best or not rows:
+    if not best:
+        return
+    rows = raced_at(at, records)[:_MOST_ROWS]
+    if not rows:
         return
     raced = any(row.sets for row in rows)
-    size = "" if at is None else f", batch size {at}"
+    what = "Finalists" if raced else "Fastest of the search, one process each"
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     plot = Plot(
-        f"{'Finalists' if raced else 'Fastest of the search, one process each'}{size}",
+        f"{what}{_at_size(at)}",
         f"Speed-up over eager with its 95 % interval. {dots}"
         f"Differences within the shaded zone, {100 * ZONE:.0f} % around the best, are not pursued.",
         "speed-up over eager (eager is 1)",
@@ -146,11 +157,17 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     place = plot.across(shown, 12)
     left, right = place(value / (1 + ZONE)), place(value * (1 + ZONE))
     plot.band = left, round(right - left, 1)
-    plot.lines.append((place(1), _TOP, place(1), plot.bottom, "dim", 1.5))
+    eager = place(1)
+    plot.lines.append((eager, _TOP, eager, plot.bottom, "dim", 1.5))
     for number, row in enumerate(rows):
         is_best = row.record.number == best.number
         _draw_row(plot, place, _TOP + number * _ROW, row, is_best, raced)
     yield plot
+
+
+def _at_size(size: int | None) -> str:
+    """The end of a title."""
+    return "" if size is None else f", batch size {size}"
 
 
 def _ends(row: Candidate) -> tuple[float, float]:
@@ -183,11 +200,12 @@ def _draw_row(
 
 
 def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
-    gains = {
-        answer.batch_size: gain
-        for answer in phase.answers
-        if answer.batch_size and (gain := _gain_of(answer))
-    }
+    """Speed-ups of the best setting and of plain torch.compile() over the batch size."""
+    gains: dict[int, Interval] = {}
+    for answer in phase.answers:
+        gain = _gain_of(answer)
+        if answer.batch_size and gain:
+            gains[answer.batch_size] = gain
     if len(gains) < 2:
         return
     default = {
@@ -215,7 +233,8 @@ def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
             tip = f"batch size {size}: {show.speedup(value)}"
             plot.dots.append((x(size), y(value), 4, color, True, tip))
     for size, gain in gains.items():
-        plot.lines.append((x(size), y(gain.low), x(size), y(gain.high), "best", 2))
+        centre = x(size)
+        plot.lines.append((centre, y(gain.low), centre, y(gain.high), "best", 2))
     if default:
         plot.legend.append(("c1", "plain torch.compile(), one process"))
     yield plot
@@ -238,16 +257,17 @@ def _timed(phase: PhaseResult) -> list[tuple[Trial, Interval]]:
 def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
     """Speed-up against compile time, a colour for each backend."""
     best, size = phase.answer.best, phase.answer.batch_size
+    here = [(t, gain) for t, gain in _timed(phase) if t.batch_size == size]
+    # The axis is logarithmic: what compiles nothing has no place on it.
     points = [
         (t, gain, t.compile_s)
-        for t, gain in _timed(phase)
-        if t.batch_size == size and t.compile_s and t.compile_s > 0
-        if not t.config.is_eager
+        for t, gain in here
+        if t.compile_s and t.compile_s > 0 and not t.config.is_eager
     ]
     if len(points) < 2:
         return
     plot = Plot(
-        f"Speed-up against compile time{'' if size is None else f', batch size {size}'}",
+        f"Speed-up against compile time{_at_size(size)}",
         "Each mark is a setting, timed in one process with an empty cache. The best is larger.",
         "compile time in seconds (logarithmic)",
         "speed-up over eager",
@@ -256,16 +276,17 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
     x = plot.across(times, _LEFT, _logarithmic_ticks(times))
     y = plot.upward([1, *(gain.value for _, gain, _ in points)])
     backends = list(dict.fromkeys(t.config.backend for t, _, _ in points))
+    last = len(_COLORS) - 1
+    # Backends beyond the colours share the last one.
+    colors = {name: _COLORS[min(n, last)] for n, name in enumerate(backends)}
     for t, gain, seconds in points:
-        place = backends.index(t.config.backend)
         said = f"{show.label(t.config)}: {show.speedup(gain)}, {show.seconds(seconds)}"
         radius = 7 if best and t.number == best.number else 4
-        centre = (x(seconds), y(gain.value))
-        color = _COLORS[min(place, len(_COLORS) - 1)]
-        plot.dots.append((*centre, radius, color, True, f"trial {t.number}, {said}"))
-    plot.legend = [
-        (color, show.plain(b)) for color, b in zip(_COLORS, backends, strict=False)
-    ]
+        x_y = x(seconds), y(gain.value)
+        color = colors[t.config.backend]
+        plot.dots.append((*x_y, radius, color, True, f"trial {t.number}, {said}"))
+    named = zip(_COLORS, backends, strict=False)
+    plot.legend = [(color, show.plain(name)) for color, name in named]
     if len(backends) > len(_COLORS):
         plot.legend[-1] = (_COLORS[-1], "others")
     yield plot

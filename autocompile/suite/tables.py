@@ -44,25 +44,17 @@ def suite_document(suite: Suite, earlier: Suite | None = None) -> Document:
     """The rows of a suite by phase; with an ``earlier`` one also what differs from it."""
     phases = dict.fromkeys(row.phase for row in suite.rows)
     sections = [_section(phase, suite) for phase in phases]
-    whole = [*_whole(suite), *(_changes(suite, earlier) if earlier else ())]
-    missing = len(
-        {r.run for r in suite.rows} - {r.run for r in suite.rows if r.is_known}
-    )
-    status = (
-        f"{show.many(missing, 'run')} of {len(suite.members)} models and phases "
-        if missing
-        else ""
-    )
-    status += f"{'has' if missing == 1 else 'have'} no result yet. " if missing else ""
-    goes_on = "autocompile suite --resume --budget 1h goes on with the last suite."
+    whole = list(_whole(suite))
+    if earlier:
+        whole += _changes(suite, earlier)
     about = [
-        (show.plain(k), show.plain(v))
-        for k, v in suite.environment.items()
-        if v is not None
+        (show.plain(name), show.plain(value))
+        for name, value in suite.environment.items()
+        if value is not None
     ]
     return Document(
         title=("autocompile suite: ", Span(show.plain(suite.name), "code")),
-        status=status + goes_on if missing or suite.interrupted else "",
+        status=_status(suite),
         answer=Table("", _ANSWER, tuple(_summary(suite)), right=(1, 2, 3)),
         sections=tuple(sections),
         whole=tuple(whole),
@@ -71,31 +63,42 @@ def suite_document(suite: Suite, earlier: Suite | None = None) -> Document:
     )
 
 
+def _status(suite: Suite) -> str:
+    """What is missing of a suite, and the command that goes on; empty if it is complete."""
+    known = {row.run for row in suite.rows if row.is_known}
+    missing = len({row.run for row in suite.rows} - known)
+    if not missing and not suite.interrupted:
+        return ""
+    goes_on = "autocompile suite --resume --budget 1h goes on with the last suite."
+    if not missing:
+        return goes_on
+    runs = f"{show.many(missing, 'run')} of {len(suite.members)} models and phases"
+    have = "has" if missing == 1 else "have"
+    return f"{runs} {have} no result yet. {goes_on}"
+
+
 def _summary(suite: Suite) -> Iterator[tuple[Text, ...]]:
     """As dynamo's runner has it: pass rate and geometric mean."""
     for title, best in (("plain torch.compile()", False), ("the best of each", True)):
-        mean, share = suite.geometric_mean(best), suite.share_right(best)
-        if share is not None and (best or any(row.plain for row in suite.rows)):
-            gain = show.NONE if mean is None else show.speedup(mean)
-            yield (
-                Span(title, "strong"),
-                str(len(suite.rows_with(best))),
-                f"{share:.0%}",
-                gain,
-            )
+        share = suite.share_right(best)
+        is_tried = best or any(row.plain for row in suite.rows)
+        if share is None or not is_tried:
+            continue
+        mean = suite.geometric_mean(best)
+        gain = show.NONE if mean is None else show.speedup(mean)
+        count = str(len(suite.rows_with(best)))
+        yield Span(title, "strong"), count, f"{share:.0%}", gain
     if (one := suite.best_for_all()) is not None:
-        setting = ("one for all: ", Span(show.label(one[0]), "code"))
-        yield (
-            setting,
-            str(sum(bool(row.settings) for row in suite.rows)),
-            "",
-            show.speedup(one[1]),
-        )
+        config, gain_for_all = one
+        setting = ("one for all: ", Span(show.label(config), "code"))
+        count = str(sum(bool(row.settings) for row in suite.rows))
+        yield setting, count, "", show.speedup(gain_for_all)
 
 
 def _whole(suite: Suite) -> Iterator[Line]:
-    slow = [row for row in suite.rows if row.plain and row.plain.is_right]
-    slow = [row for row in slow if row.gain(False).high < 1]
+    right = [row for row in suite.rows if row.plain and row.plain.is_right]
+    # By more than the noise.
+    slow = [row for row in right if row.gain(False).high < 1]
     if slow:
         names = ", ".join(dict.fromkeys(_model(row) for row in slow))
         yield Line("Slower than eager with plain torch.compile()", (names,))
@@ -115,47 +118,51 @@ def _model(row: Row) -> str:
     """The model without its library; of long options the first, and how they differ at the end."""
     name = show.plain(row.target)
     library, _, model = name.partition(":")
-    name = model if library.isalpha() and model else name
-    return name if len(name) <= _LONG else f"{name[: _LONG - 9]}…{name[-8:]}"
+    if library.isalpha() and model:
+        name = model
+    if len(name) <= _LONG:
+        return name
+    return f"{name[: _LONG - 9]}…{name[-8:]}"
 
 
 def _section(phase: str, suite: Suite) -> Section:
     rows = [row for row in suite.rows if row.phase == phase]
     table = Table("", _TITLES, tuple(map(_cells, rows)), right=_RIGHT)
-    return Section(
-        show.plain(phase) or "no result", (), (table, *_by_setting(rows, suite)), ()
-    )
+    blocks = (table, *_by_setting(rows, suite))
+    return Section(show.plain(phase) or "no result", (), blocks, ())
 
 
 def _cells(row: Row) -> tuple[Text, ...]:
-    head = _model(row), show.or_dash(row.batch_size), show.seconds(row.eager_call_s)
-    plain: Text = show.NONE
-    if row.plain:
-        is_right = row.plain.is_right
-        plain = _gain(row.plain) if is_right else Span(row.plain.outcome.value, "error")
+    size, eager = show.or_dash(row.batch_size), show.seconds(row.eager_call_s)
+    head = _model(row), size, eager, _plain_cell(row)
     breaks = show.or_dash(row.plain.graph_breaks if row.plain else None)
     if row.best is None:
+        # A row that is not known yet stays empty.
         none: Text = Span("no result", "error") if row.is_known else ""
-        return (*head, plain, none, show.plain(row.message), "", breaks, "")
+        return (*head, none, show.plain(row.message), "", breaks, "")
+    best, setting = _best_cells(row, row.best)
+    needed, usual = row.best.peak_memory_bytes, row.eager_peak_memory_bytes
+    memory = show.speedup(needed / usual) if needed and usual else ""
+    return (*head, best, setting, show.seconds(row.best.compile_s), breaks, memory)
+
+
+def _plain_cell(row: Row) -> Text:
+    """What plain torch.compile() gains, or how it failed."""
+    if row.plain is None:
+        return show.NONE
+    if row.plain.is_right:
+        return _gain(row.plain)
+    return Span(row.plain.outcome.value, "error")
+
+
+def _best_cells(row: Row, best: Tried) -> tuple[Text, Text]:
+    """What the best setting gains and how sure that is, and the setting."""
     sure = "" if row.confidence == "high" else f" {show.plain(row.confidence)}"
-    best: Text = f"keep eager{sure}"
-    setting: Text = "eager"
-    if row.verdict != "keep_eager":
-        kind = "good" if row.verdict == "faster" else "warning"
-        best = (Span(_gain(row.best), kind), sure)
-        setting = Span(show.label(row.best.config), "code")
-    saved = ""
-    if row.best.peak_memory_bytes and row.eager_peak_memory_bytes:
-        saved = show.speedup(row.best.peak_memory_bytes / row.eager_peak_memory_bytes)
-    return (
-        *head,
-        plain,
-        best,
-        setting,
-        show.seconds(row.best.compile_s),
-        breaks,
-        saved,
-    )
+    if row.verdict == "keep_eager":
+        return f"keep eager{sure}", "eager"
+    kind = "good" if row.verdict == "faster" else "warning"
+    gain = (Span(_gain(best), kind), sure)
+    return gain, Span(show.label(best.config), "code")
 
 
 def _gain(tried: Tried) -> str:
@@ -166,20 +173,26 @@ def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
     """Each setting by model and batch size; of given settings only."""
     if not suite.fixed:
         return
-    for row in filter(lambda row: row.settings, rows):
+    titles = ("setting", "no compile throughput", "compiled throughput", "speedup")
+    for row in rows:
+        if not row.settings:
+            continue
         title = f"{_model(row)}, batch size {show.or_dash(row.batch_size)}"
-        cells = []
-        for tried in row.settings:
-            beside = tried.eager_call_s or row.eager_call_s
-            eager = 1 / beside if beside else None
-            rate = 1 / tried.call_s if tried.call_s else None
-            change: Text = Span(_outcome(tried), "error")
-            if tried.is_right and tried.speedup:
-                change = f"{tried.speedup.value - 1:+.1%}"
-            label = Span(show.label(tried.config), "code")
-            cells.append((label, show.quantity(eager), show.quantity(rate), change))
-        titles = ("setting", "no compile throughput", "compiled throughput", "speedup")
+        cells = [_cells_of_setting(row, tried) for tried in row.settings]
         yield Table(title, titles, tuple(cells), right=(1, 2))
+
+
+def _cells_of_setting(row: Row, tried: Tried) -> tuple[Text, ...]:
+    """A setting with calls a second of eager mode and of itself."""
+    # Eager mode in the same process, where it is known: a fair comparison.
+    eager_s = tried.eager_call_s or row.eager_call_s
+    eager = 1 / eager_s if eager_s else None
+    rate = 1 / tried.call_s if tried.call_s else None
+    change: Text = Span(_outcome(tried), "error")
+    if tried.is_right and tried.speedup:
+        change = f"{tried.speedup.value - 1:+.1%}"
+    label = Span(show.label(tried.config), "code")
+    return label, show.quantity(eager), show.quantity(rate), change
 
 
 # --- against an earlier one ---------------------------------------------------------------------
@@ -195,8 +208,9 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
     words = ("slower", "broke", "missing", "faster", "works now")
     found: dict[str, list[str]] = {word: [] for word in words}
     pairs = list(_pairs(now, earlier))
-    normal = NormalDist()
-    wide = normal.inv_cdf(1 - 0.025 / max(1, len(pairs))) / normal.inv_cdf(0.975)
+    # Intervals are of 95 % each. Bonferroni: of all pairs together as many have to hold.
+    normal, each_end = NormalDist(), 0.025 / max(1, len(pairs))
+    wide = normal.inv_cdf(1 - each_end) / normal.inv_cdf(1 - 0.025)
     for name, old, new in pairs:
         if isinstance(new, str):
             found["broke"].append(f"{name}: {new}" if new else name)
@@ -216,7 +230,9 @@ def differences(now: Suite, earlier: Suite) -> dict[str, list[str]]:
 def _moved(old: Tried, new: Tried, wide: float) -> str:
     """``slower`` or ``faster`` where a speed-up changed by more than ``wide`` intervals."""
     change = new.against(old)
-    room = (change.high if change.value < 1 else change.low) / change.value
+    # The end that is nearer to no change.
+    end = change.high if change.value < 1 else change.low
+    room = end / change.value
     if abs(math.log(change.value)) <= wide * abs(math.log(room)):
         return ""
     return "slower" if change.value < 1 else "faster"
@@ -271,11 +287,10 @@ def _changes(now: Suite, earlier: Suite) -> Iterator[Line]:
     count = show.many(len(both), "row")
     yield Line("Compared", (f"{count} with the same in {show.plain(earlier.name)}",))
     for key in ("torch", "device_name", "cpu"):
-        a, b = (
-            show.plain(one.environment.get(key, show.NONE)) for one in (earlier, now)
-        )
-        if a != b:
-            yield Line("Differs", (f"{key}: {a} → {b}",))
+        was = show.plain(earlier.environment.get(key, show.NONE))
+        here = show.plain(now.environment.get(key, show.NONE))
+        if was != here:
+            yield Line("Differs", (f"{key}: {was} → {here}",))
     kinds = dict.fromkeys(("slower", "broke", "missing"), "error")
     for word, names in differences(now, earlier).items():
         for name in names:
@@ -302,15 +317,16 @@ def to_csv(suite: Suite) -> str:
     writer.writerow(_COLUMNS)
     device = str(suite.environment.get("device", "")).partition(":")[0]
     for row in suite.rows:
-        lines: list[tuple[str, Tried | None]] = [
-            ("plain", row.plain),
-            ("best", row.best),
-        ]
-        if suite.fixed and row.settings:
-            lines = [(show.label(t.config), t) for t in row.settings]
-        for setting, tried in lines:
+        for setting, tried in _csv_settings(row, suite.fixed):
             writer.writerow((device, *_csv_line(row, setting, tried)))
     return out.getvalue()
+
+
+def _csv_settings(row: Row, is_fixed: bool) -> list[tuple[str, Tried | None]]:
+    """The settings of a row that have a line each, with what the line calls them."""
+    if is_fixed and row.settings:
+        return [(show.label(tried.config), tried) for tried in row.settings]
+    return [("plain", row.plain), ("best", row.best)]
 
 
 def _csv_line(row: Row, setting: str, tried: Tried | None) -> tuple[object, ...]:
@@ -360,9 +376,8 @@ def to_markdown(shown: Document) -> str:
     for section in shown.sections:
         lines += [f"## {_flat(section.title)}", ""]
         for block in section.blocks:
-            lines += (
-                [*_table(block), ""] if isinstance(block, Table) else [_line(block), ""]
-            )
+            lines += _table(block) if isinstance(block, Table) else [_line(block)]
+            lines.append("")
     lines += [f"- {_line(line)}" for line in shown.whole]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -371,7 +386,8 @@ def _table(table: Table) -> Iterator[str]:
     if table.title:
         yield from (f"**{_flat(table.title)}**", "")
     yield f"| {' | '.join(table.titles)} |"
-    rules = ("--:" if n in table.right else "---" for n, _ in enumerate(table.titles))
+    places = range(len(table.titles))
+    rules = ["--:" if place in table.right else "---" for place in places]
     yield f"| {' | '.join(rules)} |"
     for row in table.rows:
         yield f"| {' | '.join(_flat(cell) for cell in row)} |"
@@ -383,6 +399,5 @@ def _line(line: Line) -> str:
 
 def _flat(text: Text) -> str:
     """A text in Markdown, in which nothing of a run is markup."""
-    return "".join(
-        _MARKS.sub(r"\\\g<0>", show.plain(span.text)) for span in spans(text)
-    )
+    texts = [show.plain(span.text) for span in spans(text)]
+    return "".join(_MARKS.sub(r"\\\g<0>", each) for each in texts)
