@@ -9,11 +9,12 @@ from rich.console import Console
 
 from autocompile.report import text
 from autocompile.report.contents import checks
-from autocompile.report.document import Span, Table
+from autocompile.report.document import Span, Table, Text
 from autocompile.report.terminal import Page
 
 _Found = Mapping[str, Any]
 
+_WORKS = ("ok", "same")  # outcomes of a mode; same: as another one
 _ANSWERS = {
     "keep_eager": "keep eager",
     "unknown": "no result yet",
@@ -32,31 +33,41 @@ def _begin(found: _Found, console: Console) -> Page:
 def render_check(found: _Found, console: Console, verbose: bool = False) -> None:
     """For each phase: eager runs, compiled is right, and how fast it is."""
     page = _begin(found, console)
-    for name, why in (found["target"].get("choices") or {}).items() if verbose else ():
-        page.line(f"        {text.plain(name)}: {text.plain(why)}")
+    choices = found["target"].get("choices") or {}
+    if verbose:
+        for name, why in choices.items():
+            page.line(f"        {text.plain(name)}: {text.plain(why)}")
     for phase, row in found["phases"].items():
         page.line()
         page.line(phase, "bold")
         page.line("  eager      runs")
-        label, style = "  compiled   ", "" if row["outcome"] == "ok" else "red"
-        for line in _works_compiled(row):
-            page.line(f"{label}{text.plain(line)}", style)
-            label, style = " " * len(label), ""
-        if row["outcome"] != "ok" and verbose:
-            for line in (row["log_tail"] or "").splitlines():
-                page.line(f"  | {text.plain(line)}")
+        _draw_compiled(page, row, verbose)
     if all(row["outcome"] == "ok" for row in found["phases"].values()):
         page.line()
         page.line(f"Next    {text.plain(found['next'])}")
 
 
+def _draw_compiled(page: Page, row: _Found, verbose: bool) -> None:
+    """What became of the compiled phase; ``verbose``: with the end of the log where it failed."""
+    is_right = row["outcome"] == "ok"
+    first, *others = _works_compiled(row)
+    page.line(f"  compiled   {text.plain(first)}", "" if is_right else "red")
+    for line in others:
+        page.line(f"             {text.plain(line)}")
+    if verbose and not is_right:
+        for line in (row["log_tail"] or "").splitlines():
+            page.line(f"  | {text.plain(line)}")
+
+
 def _works_compiled(row: _Found) -> Iterator[str]:
     if row["outcome"] != "ok":
         yield f"{row['outcome']} in {row['step']}: {row['message']}"
-        yield from [row["where"]] if row["where"] else []
+        if row["where"]:
+            yield row["where"]
         return
-    counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
-    yield f"same results as eager · {', '.join(text.many(*count) for count in counts)}"
+    graphs = text.many(row["graphs"], "graph")
+    breaks = text.many(row["graph_breaks"], "graph break")
+    yield f"same results as eager · {graphs}, {breaks}"
     speed = f"{text.estimate(row['speedup'])} of eager's speed"
     yield f"{speed} · compiles in {text.seconds(row['compile_s'])}"
     yield from (f"graph break: {reason}" for reason in row["break_reasons"])
@@ -78,27 +89,34 @@ def render_verified(found: _Found, console: Console) -> None:
 
 def render_doctor(found: _Found, console: Console, verbose: bool = False) -> None:
     """A table of backends: whether each works here; if not, why, and what to do."""
-    page, rows = Page(console), []
+    page = Page(console)
     page.line(text.machine(found["environment"]))
-    for name, row in found["backends"].items():
-        modes: list[Span | str] = []
-        works = Span("yes", "good") if row["works"] else Span("no", "error")
-        for mode, tried in row["modes"].items():
-            same = f" (= {tried['message']})" if tried["outcome"] == "same" else ""
-            is_right = tried["outcome"] in ("ok", "same")
-            if row["works"] and not is_right:
-                works = Span("partly", "warning")
-            modes += [", "] * bool(modes)
-            modes.append(Span(mode + same, "" if is_right else "error"))
-        why = [text.plain(row["reason"])] if row["reason"] else []
-        if row["works"] and row.get("compile_s") is not None:
-            why.append(f"{text.seconds(row['compile_s'])} for a first compile")
-        why += [f"→ {row['todo']}"] if row["todo"] else []
-        rows.append((text.plain(name), tuple(modes) or text.NONE, works, " ".join(why)))
+    rows = [_backend_cells(name, row) for name, row in found["backends"].items()]
     titles = ("backend", "modes", "works here", "why / what to do")
     page.table(Table("", titles, tuple(rows)), "")
     if verbose:
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
+
+
+def _backend_cells(name: str, row: _Found) -> tuple[Text, ...]:
+    modes: list[Span | str] = []
+    works = Span("yes", "good") if row["works"] else Span("no", "error")
+    for mode, tried in row["modes"].items():
+        is_right = tried["outcome"] in _WORKS
+        if row["works"] and not is_right:
+            works = Span("partly", "warning")
+        if modes:
+            modes.append(", ")
+        same = f" (= {tried['message']})" if tried["outcome"] == "same" else ""
+        modes.append(Span(mode + same, "" if is_right else "error"))
+    why: list[str] = []
+    if row["reason"]:
+        why.append(text.plain(row["reason"]))
+    if row["works"] and row.get("compile_s") is not None:
+        why.append(f"{text.seconds(row['compile_s'])} for a first compile")
+    if row["todo"]:
+        why.append(f"→ {row['todo']}")
+    return text.plain(name), tuple(modes) or text.NONE, works, " ".join(why)
 
 
 def render_preview(found: _Found, console: Console) -> None:
@@ -107,51 +125,53 @@ def render_preview(found: _Found, console: Console) -> None:
     for phase, row in found["phases"].items():
         page.line()
         page.line(phase, "bold")
-        sizes: dict[str, list[str]] = {}
-        for setting in row["settings"]:
-            if not setting["may_equal"]:
-                sizes.setdefault(setting["label"], []).append(
-                    text.or_dash(setting["batch_size"])
-                )
-        rows = tuple(
-            (text.plain(label), ", ".join(each)) for label, each in sizes.items()
-        )
-        page.table(Table("", ("setting", "batch sizes"), rows))
-        likely = sum(bool(setting["may_equal"]) for setting in row["settings"])
-        aside = (
-            [f"{likely} more that may be the same as one of these"] if likely else []
-        )
-        aside += [
-            f"{name} cannot be used: {why}" for name, why in row["unusable"].items()
-        ]
-        aside += [f"{name} is the same as {why}" for name, why in row["merged"].items()]
-        aside += [f"left out: {why}" for why in row["dropped"]]
-        for line in aside:
+        page.table(Table("", ("setting", "batch sizes"), _sizes_of_settings(row)))
+        for line in _aside(row):
             page.line(f"  {text.plain(line)}", "dim")
         page.line(f"  {len(row['settings'])} settings to try")
 
 
+def _sizes_of_settings(row: _Found) -> tuple[tuple[str, str], ...]:
+    """Each setting that is sure to be another than the rest, with its batch sizes."""
+    sizes: dict[str, list[str]] = {}
+    for setting in row["settings"]:
+        if setting["may_equal"]:
+            continue
+        size = text.or_dash(setting["batch_size"])
+        sizes.setdefault(setting["label"], []).append(size)
+    return tuple((text.plain(label), ", ".join(each)) for label, each in sizes.items())
+
+
+def _aside(row: _Found) -> Iterator[str]:
+    """What is not in the list of settings, and why."""
+    likely = sum(bool(setting["may_equal"]) for setting in row["settings"])
+    if likely:
+        yield f"{likely} more that may be the same as one of these"
+    for name, why in row["unusable"].items():
+        yield f"{name} cannot be used: {why}"
+    for name, other in row["merged"].items():
+        yield f"{name} is the same as {other}"
+    for why in row["dropped"]:
+        yield f"left out: {why}"
+
+
 def render_runs(rows: Sequence[_Found], console: Console) -> None:
     """One table of runs, with a row for each phase."""
-    page, cells = Page(console), []
+    page = Page(console)
     if not rows:
         page.line("no runs yet")
         page.line("Next    autocompile tune model.py")
         return
+    cells: list[tuple[Text, ...]] = []
     for row in rows:
-        when = row["when"].replace("T", " ")[:16]
-        head = (
-            Span(row["name"], "strong"),
-            when,
-            text.plain(row["target"] or ""),
-            row["state"],
-        )
-        phases = [
-            (text.plain(name), _answer(own)) for name, own in row["phases"].items()
-        ]
+        when = row["when"].replace("T", " ")[:16]  # to the minute
+        name, target = Span(row["name"], "strong"), text.plain(row["target"] or "")
+        head: tuple[Text, ...] = (name, when, target, row["state"])
+        phases = [(text.plain(n), _answer(own)) for n, own in row["phases"].items()]
         for phase in phases or [("", text.plain(row["message"]))]:
             cells.append((*head, *phase))
-            head = (Span(""), "", "", "")
+            # Once: the phases below are of the same run.
+            head = ("", "", "", "")
     titles = ("run", "when", "target", "state", "phase", "speed-up")
     page.table(Table("", titles, tuple(cells)), "")
 

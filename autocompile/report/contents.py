@@ -44,17 +44,10 @@ def document(
     )
     facts = tuple((show.plain(k), _code(v)) for k, v in _circumstances(report))
     run = run or runs.name_of(report.run_dir)
-    state = (
-        "Still running"
-        if report.running
-        else "Interrupted"
-        if report.interrupted
-        else ""
-    )
     own = report.target.own_size
     return Document(
         title=("autocompile: ", _code(report.target.spec)),
-        status=f"{state}: these are the results so far." if state else "",
+        status=_status(report),
         answer=Table("", ("", "speed-up", "confidence", ""), answer),
         sections=tuple(_section(n, phase, own(n), full) for n, phase in phases.items()),
         whole=tuple(_whole(report, full, run)),
@@ -62,6 +55,15 @@ def document(
         circumstances=Table("Circumstances", ("", ""), facts),
         exports={show.plain(n): text for n, text in report.exports.items()},
     )
+
+
+def _status(report: Report) -> str:
+    """Why the results may change; empty once a run is over."""
+    if report.running:
+        return "Still running: these are the results so far."
+    if report.interrupted:
+        return "Interrupted: these are the results so far."
+    return ""
 
 
 def _code(text: object) -> Span:
@@ -135,9 +137,15 @@ def _about(phase: PhaseResult) -> Iterator[Text]:
     if best and answer.changes_something:
         if answer.confidence != "low":
             yield f"confirmed in {show.many(best.confirmed_processes, 'fresh process')}"
-        live = best.weights_live
-        follow = "" if live is None else " and follow" if live else " but do not follow"
-        yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
+        yield f"outputs match eager{_follow(best.weights_live)}"
+
+
+def _follow(weights_live: bool | None) -> str:
+    """Whether outputs follow weight updates; empty where nobody looked."""
+    if weights_live is None:
+        return ""
+    follow = "and follow" if weights_live else "but do not follow"
+    return f" {follow} weight updates"
 
 
 def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
@@ -202,16 +210,12 @@ def _shapes(phase: PhaseResult) -> Iterator[Table]:
         eager_s = sum(kind.calls * kind.eager_s for kind in rest) / count
         call_s = sum(kind.calls * kind.call_s for kind in rest) / count
         rows.append((str(count), f"{len(rest)} more shapes", *_times(eager_s, call_s)))
-    for one in phase.workload.percentiles if phase.workload else ():
-        rows.append(
-            ("", f"p{one.percent} of all calls", *_times(one.eager_s, one.call_s))
-        )
-    yield Table(
-        "Calls by shape",
-        ("calls", "shape", "eager", "best", "ratio"),
-        tuple(rows),
-        right=(0, 2, 3, 4),
-    )
+    percentiles = phase.workload.percentiles if phase.workload else ()
+    for one in percentiles:
+        name = f"p{one.percent} of all calls"
+        rows.append(("", name, *_times(one.eager_s, one.call_s)))
+    titles = ("calls", "shape", "eager", "best", "ratio")
+    yield Table("Calls by shape", titles, tuple(rows), right=(0, 2, 3, 4))
 
 
 def _times(eager_s: float, call_s: float) -> tuple[str, str, str]:
@@ -226,9 +230,8 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         yield _calls(phase, best)
         ratio = best.speedup_against_default
         if ratio and best.config != DEFAULT_INDUCTOR:
-            yield Line(
-                "Why", (f"{show.estimate(ratio)} against plain torch.compile()",)
-            )
+            against = f"{show.estimate(ratio)} against plain torch.compile()"
+            yield Line("Why", (against,))
     yield from (Line("Why", (show.plain(why),)) for why in phase.explanation if why)
     if best:
         yield from _ties(phase, best)
@@ -290,25 +293,22 @@ def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:
     if not ties:
         return
     names = list(dict.fromkeys(show.label(configs[number]) for number in ties))
+    some = _code(", ".join(names[:_NAMES]))
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     because = f"{more}; chosen since it compiles faster or is simpler"
-    yield Line(
-        "Ties", (("as fast within 1 %: ", _code(", ".join(names[:_NAMES])), because),)
-    )
+    yield Line("Ties", (("as fast within 1 %: ", some, because),))
 
 
 def _cost(best: Best) -> Iterator[str]:
     """What the best setting costs: to compile, at new weights, and in memory."""
     if best.compile_s and not best.is_eager:
-        warm, calls = best.warm_compile_s, best.break_even_calls
         compiles = f"compiles in {show.seconds(best.compile_s)}"
-        compiles += f" ({show.seconds(warm)} warm)" if warm is not None else ""
-        repaid = (
-            f", repaid after {show.thousands(calls)} call{'s' * (calls != 1)}"
-            if calls
-            else ""
-        )
-        yield compiles + repaid
+        if best.warm_compile_s is not None:
+            compiles += f" ({show.seconds(best.warm_compile_s)} warm)"
+        if calls := best.break_even_calls:
+            unit = "call" if calls == 1 else "calls"
+            compiles += f", repaid after {show.thousands(calls)} {unit}"
+        yield compiles
     if best.refresh_s:
         apart, least = best.calls_per_update, best.calls_to_repay_refresh
         new = f"new weights cost {show.seconds(best.refresh_s)}"
@@ -341,14 +341,16 @@ def _details(phase: PhaseResult) -> Iterator[Line]:
     """Notes, and what was left out."""
     best = phase.answer.best
     if best and best.exported and best.exported.agrees:
-        yield Line(
-            "Note", ("the exported code is as fast in a fresh interpreter, and right",)
-        )
+        right = "the exported code is as fast in a fresh interpreter, and right"
+        yield Line("Note", (right,))
     yield from (Line("Note", (show.plain(note),)) for note in phase.notes)
-    # What only a flag would bring comes last.
-    order = sorted(
-        phase.dropped.items(), key=lambda item: (item[0].startswith("--"), -item[1])
-    )
+
+    def place(item: tuple[str, int]) -> tuple[bool, int]:
+        reason, count = item
+        # What only a flag would bring comes last.
+        return reason.startswith("--"), -count
+
+    order = sorted(phase.dropped.items(), key=place)
     if facts := tuple(f"{show.plain(reason)} ({count})" for reason, count in order):
         yield Line("Skipped", facts, "dim")
 
@@ -362,11 +364,9 @@ def _failures(phase: PhaseResult) -> Iterator[Table]:
             message += [" → ", _code(f"autocompile doctor {group.backend}")]
         if group.log:
             message += [" · ", _code(group.log)]
-        outcome = (
-            Span("not tried", "dim")
-            if group.answered
-            else Span(group.outcome.value, "error")
-        )
+        outcome = Span(group.outcome.value, "error")
+        if group.answered:
+            outcome = Span("not tried", "dim")
         rows.append((str(group.count), _code(group.backend), outcome, tuple(message)))
     if rows:
         titles = ("count", "backend", "outcome", "message")
@@ -382,17 +382,7 @@ def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
     used = [name for name, phase in phases.items() if phase.answer.changes_something]
     if report.target.algorithm and any(phase_of(name).library for name in used):
         yield Line("In the algorithm", tuple(_in_algorithm(report, run)))
-    missing: dict[str, str] = {}
-    for phase in phases.values():
-        for name, why in phase.unusable.items():
-            missing.setdefault(show.plain(name), show.plain(why))
-    found: list[str | Span] = []
-    for name, why in sorted(missing.items()):
-        found += [", "] * bool(found) + [
-            _code(name),
-            f" ({why})" if full and why else "",
-        ]
-    if found:
+    if found := _unusable(report, full):
         to_do = ("   → ", _code("autocompile doctor"))
         yield Line("Not on this machine", ((*found, *to_do),), "dim")
     if phases and not full:
@@ -400,13 +390,26 @@ def _whole(report: Report, full: bool, run: str) -> Iterator[Line]:
         yield Line("More", ((rest, _code(f"autocompile show {run} -v")),), "dim")
 
 
+def _unusable(report: Report, full: bool) -> list[str | Span]:
+    """The backends that cannot be used here; ``full``: and why."""
+    missing: dict[str, str] = {}
+    for phase in report.phases.values():
+        for name, why in phase.unusable.items():
+            missing.setdefault(show.plain(name), show.plain(why))
+    found: list[str | Span] = []
+    for name, why in sorted(missing.items()):
+        if found:
+            found.append(", ")
+        found.append(_code(name))
+        found.append(f" ({why})" if full and why else "")
+    return found
+
+
 def _in_algorithm(report: Report, run: str) -> Iterator[Text]:
     """The gain in the algorithm's own loop where it was measured, else the command that measures it."""
     measured = report.in_algorithm
-    for name, what in (
-        ("steps_per_s", "env steps/s of train()"),
-        ("sampled_per_s", "sampling"),
-    ):
+    gains = {"steps_per_s": "env steps/s of train()", "sampled_per_s": "sampling"}
+    for name, what in gains.items():
         if gain := measured.get(name, {}).get("gain"):
             yield f"{what} {show.estimate(gain)}"
     if share := measured.get("forward_share", {}).get("untouched"):
@@ -435,9 +438,8 @@ def trial_tables(phase: PhaseResult) -> Iterator[Table]:
     others = [t for t in phase.searched if not (t.ok and t.throughput)]
     if others:
         titles = ("#", "batch", "outcome", "setting and message")
-        yield Table(
-            "Other trials", titles, tuple(map(_not_measured, others)), right=(0, 1)
-        )
+        cells = tuple(map(_not_measured, others))
+        yield Table("Other trials", titles, cells, right=(0, 1))
 
 
 def _measured(trial: Trial, repeats: Sequence[Trial]) -> tuple[Text, ...]:
@@ -460,15 +462,23 @@ def remarks(trial: Trial, repeats: Sequence[Trial]) -> Iterable[str]:
         yield same_as(trial.duplicate_of, trial.ok)
         return
     if repeats:
-        good = [t.speedup.value for t in repeats if t.ok and t.speedup]
-        ends = dict.fromkeys(f"{end(good):.2f}" for end in (min, max)) if good else ()
-        text = f"repeated in {show.many(len(repeats), 'process')}"
-        text += f": {' to '.join(ends)}×" if good else ""
-        failed = len(repeats) - len(good)
-        yield text + (f", {failed} failed" if failed else "")
+        yield _repeated(repeats)
     if trial.graph_breaks:
         yield show.many(trial.graph_breaks, "graph break")
     yield from (show.plain(flag).replace("_", " ") for flag in trial.flags)
+
+
+def _repeated(repeats: Sequence[Trial]) -> str:
+    """How often a setting was timed again, and between which speed-ups."""
+    text = f"repeated in {show.many(len(repeats), 'process')}"
+    good = [t.speedup.value for t in repeats if t.ok and t.speedup]
+    if good:
+        # Once, where both ends look the same.
+        ends = dict.fromkeys((f"{min(good):.2f}", f"{max(good):.2f}"))
+        text += f": {' to '.join(ends)}×"
+    if failed := len(repeats) - len(good):
+        text += f", {failed} failed"
+    return text
 
 
 def same_as(number: int, is_timed: bool) -> str:
@@ -496,10 +506,11 @@ def checks(found: Mapping[str, Any]) -> Table:
     rows = []
     for one in found["checks"]:
         size = "" if one["batch_size"] is None else str(one["batch_size"])
-        then, now = (show.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
-        verdict = one["verdict"] + (
-            f": {show.plain(one['message'])}" if one["message"] else ""
-        )
+        then = show.speedup(one["was"]) if one["was"] else ""
+        now = show.speedup(one["speedup"]) if one["speedup"] else ""
+        verdict = one["verdict"]
+        if one["message"]:
+            verdict += f": {show.plain(one['message'])}"
         kind = {"fastest": "good", "failed": "error"}.get(one["verdict"], "warning")
         setting = show.plain(one["setting"])
         rows.append((one["phase"], size, setting, then, now, Span(verdict, kind)))
