@@ -22,9 +22,8 @@ from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.suite.command import suite
 
-_Mistake: Any = (
-    typer.BadParameter.__base__
-)  # what Typer raises for what it cannot parse
+# What Typer raises for what it cannot parse.
+_Mistake: Any = typer.BadParameter.__base__
 
 
 class Group(TyperGroup):
@@ -101,10 +100,8 @@ def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
-    for stream in (
-        sys.stdout,
-        sys.stderr,
-    ):  # a terminal that has no × shows a ? in its place
+    # A terminal that has no × shows a ? in its place.
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:

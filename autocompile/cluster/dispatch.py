@@ -153,9 +153,8 @@ class ClusterExecutor:
     ) -> None:
         self._receive, self._clock = receive, clock
         self._interrupts, self._heard = interrupts or Interrupts(), 0
-        self.stations = [
-            Station(link, clock()) for link in links
-        ]  # those that are not lost
+        # Those that are not lost.
+        self.stations = [Station(link, clock()) for link in links]
         self._reasons: dict[str, str] = {}  # why others have left, by their names
         self._waiting: list[Task] = []
         self._events: list[Event] = []
@@ -298,9 +297,8 @@ class ClusterExecutor:
                 self._events.append(Stepped(task.job.number, task.step))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
-            station.slots = int(
-                message["slots"]
-            )  # fewer, if the probe needed much memory
+            # Fewer, if the probe needed much memory.
+            station.slots = int(message["slots"])
             self._end(station, task, message)
         self._count()
 
@@ -339,9 +337,8 @@ class ClusterExecutor:
         if task.cell is not None:
             station.raced[task.cell] += 1
         kept: list[str] = []
-        if cache := job.environment.get(
-            "TORCHINDUCTOR_CACHE_DIR"
-        ):  # beside those still needed
+        # Beside those still needed.
+        if cache := job.environment.get("TORCHINDUCTOR_CACHE_DIR"):
             kept = [path.name for path in Path(cache).parent.iterdir()]
         sent = {"job": sent_job(job), "request": task.request}
         station.link.send(Do.START, **sent, kept=kept, alone=task.is_alone)
@@ -432,9 +429,8 @@ def _marked(ending: Ending, station: str) -> Ending:
         return {**said, "detail": {**said.get("detail", {}), "station": station}}
 
     payload = ending.payload
-    with contextlib.suppress(
-        TypeError, ValueError, AttributeError
-    ):  # a forged payload is as it is
+    # A forged payload is as it is.
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
         payload = named(payload)
         if isinstance(payload.get("sides"), list):
             payload["sides"] = [named(side) for side in payload["sides"]]

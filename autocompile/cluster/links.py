@@ -262,9 +262,8 @@ class _RayLink:
                 for line in self._ray.get(pending)
             ]
         except (self._ray.exceptions.RayError, ValueError) as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[
-                -1
-            ]  # Ray's cause
+            # The last line is Ray's cause.
+            why = (str(error).strip() or type(error).__name__).splitlines()[-1]
             return [decode(encode(Say.FAILED, text=why[:_MOST_CHARACTERS])), None]
 
     def close(self) -> None:
@@ -298,9 +297,8 @@ class Pipe:
     def __init__(self) -> None:
         environment = restored(os.environ, psutil.Process(os.getppid()).environ())
         home = Path(autocompile.__file__).parent.parent
-        if (
-            home.name != "site-packages"
-        ):  # Ray has brought this package: it is not installed here
+        # Ray has brought this package: it is not installed here.
+        if home.name != "site-packages":
             paths = [str(home), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._process = subprocess.Popen(

@@ -164,10 +164,8 @@ def check(settings: Tuned, result: Result) -> list[Check]:
     ]
 
 
-_UNDECIDED = (
-    Outcome.INTERRUPTED,
-    Outcome.INFRASTRUCTURE,
-)  # they say nothing about a setting
+# They say nothing about a setting.
+_UNDECIDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)
 
 
 def _check(phase: str, choice: Choice, result: PhaseResult) -> Check:

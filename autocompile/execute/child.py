@@ -22,9 +22,8 @@ from autocompile.protocol.processes import MARKER
 from autocompile.store.files import not_for_all
 from autocompile.store.record import Step
 
-KilledFor = Literal[
-    "timeout", "total", "memory", "interrupted"
-]  # total: of all steps together
+# Total: of all steps together.
+KilledFor = Literal["timeout", "total", "memory", "interrupted"]
 _EXIT_GRACE_S = 10.0  # to exit after sending the result
 _HEAD_BYTES, _TAIL_BYTES = 256 * 1024, 64 * 1024  # of the output, that are kept
 
@@ -34,9 +33,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.step = Step.IMPORT
-        self.spans: list[
-            tuple[str, float, float]
-        ] = []  # step, begin, end, by time.monotonic
+        # Step, begin, end, by time.monotonic.
+        self.spans: list[tuple[str, float, float]] = []
         self.pauses: list[tuple[float, float]] = []
         self._held_at: float | None = None
         self._waits = False
@@ -137,9 +135,8 @@ class Child:
     supervisor: int = 0
     # pid of what runs the trial; None until it has reported it
     worker: int | None = None
-    stopped: list[int] = field(
-        default_factory=list
-    )  # pids, while another has exclusive use
+    # Pids, while another has exclusive use.
+    stopped: list[int] = field(default_factory=list)
     # the supervisor, unless it was forked
     process: subprocess.Popen[bytes] | None = None
     pidfd: int | None = None  # of the supervisor

@@ -21,9 +21,8 @@ class Job:
     total_timeout_s: float | None = None  # of all steps together; None: no limit
     # of all its processes together; None: no limit
     memory_limit_bytes: int | None = None
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # on top of the parent's
+    # On top of the parent's.
+    environment: Mapping[str, str] = field(default_factory=dict)
     fresh: bool = False  # in a new interpreter, not in a fork
     python: str | None = None  # path of the interpreter; None: the executor's own
     # folder that a probe makes, and compiler caches start with
@@ -42,20 +41,17 @@ class Ending:
     outcome: Outcome
     step: Step  # the last that it reached
     message: str = ""  # one line, including torch's error message if there was one
-    payload: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # as autocompile.protocol.requests
+    # As autocompile.protocol.requests has it.
+    payload: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
-    spans: tuple[
-        tuple[str, float, float], ...
-    ] = ()  # of work: step, begin, end in Unix time
+    # Of work: step, begin, end in Unix time.
+    spans: tuple[tuple[str, float, float], ...] = ()
     # When it was stopped for another trial's measurement, by time.monotonic, which all share.
     pauses: tuple[tuple[float, float], ...] = ()
     stack: str = ""  # of a process that timed out
-    doubts: tuple[
-        str, ...
-    ] = ()  # what may have caused a failure, as ``beside other trials``
+    # What may have caused a failure, as ``beside other trials``.
+    doubts: tuple[str, ...] = ()
     first: Ending | None = None  # how the first try ended, if this is the second
 
 

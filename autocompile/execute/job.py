@@ -50,9 +50,8 @@ class JobFactory:
     memory_limit_bytes: int | None  # of one trial; None: no limit
     # of a trial that runs alone; None: no other limit
     memory_alone_bytes: int | None = None
-    pythons: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of environments but the tuner's own
+    # Of environments but the tuner's own.
+    pythons: Mapping[str, str] = field(default_factory=dict)
     _next: int | None = None
 
     def next_number(self) -> int:

@@ -29,9 +29,8 @@ def _groups(controller: str) -> list[Path]:
                 is_first = kind == "cgroup" and controller in controllers.split(",")
                 if is_second or (is_first and controller in options.split(",")):
                     inside = mount / place.strip().lstrip("/")
-                    own = (
-                        inside if inside.is_dir() else mount
-                    )  # a container's mount is its group
+                    # A container's mount is its group.
+                    own = inside if inside.is_dir() else mount
                     found += [p for p in (own, *own.parents) if p.is_relative_to(mount)]
     return found
 
@@ -105,9 +104,8 @@ def default_jobs() -> int:
 
 def busy_cores(for_s: float = 0.25) -> float:
     """How many of the cores that this process may use are at work now."""
-    percent: list[float] = psutil.cpu_percent(
-        for_s, percpu=True
-    )  # waiting for a disk is idle
+    # Waiting for a disk is idle.
+    percent: list[float] = psutil.cpu_percent(for_s, percpu=True)
     ours = [percent[core] for core in os.sched_getaffinity(0) if core < len(percent)]
     return round(sum(ours) / 100, 1)
 

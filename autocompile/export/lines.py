@@ -125,9 +125,8 @@ def lines_of(choice: Choice, facts: Facts, called: str = MODEL) -> Lines:
     """The lines of a choice; ``called`` is the name that the compiled model gets."""
     phase, config = choice.phase, choice.config
     wanted = _wanted(phase, config, facts)
-    if (
-        config is None or phase_of(phase).is_update
-    ):  # which plain torch has no lines for
+    # Plain torch has no lines for these.
+    if config is None or phase_of(phase).is_update:
         return Lines(phase, wanted)
     if uses_apply(facts, config):
         ours = Statement("import autocompile", (IMPORTS,))

@@ -213,15 +213,12 @@ class ProbeResult(TaskResult):
 
     target: dict[str, Any] = field(default_factory=dict)  # as run.json keeps it
     environment: Mapping[str, Any] = field(default_factory=dict)  # as run.json keeps it
-    backends: Mapping[str, str] = field(
-        default_factory=dict
-    )  # why it cannot be used here, or ""
-    all_backends: list[str] = field(
-        default_factory=list
-    )  # that Dynamo knows, the target's too
-    modes: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the mode that each equals here
+    # Why it cannot be used here, or "".
+    backends: Mapping[str, str] = field(default_factory=dict)
+    # That Dynamo knows, the target's too.
+    all_backends: list[str] = field(default_factory=list)
+    # The mode that each equals here.
+    modes: Mapping[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)  # names of Inductor's options
     # of the first compile; None where the fork server pays it
     toolchain_s: float | None = None
@@ -249,6 +246,5 @@ class AlgorithmResult(TaskResult):
     runners: int = 1  # that sample
     warmup_s: dict[str, float] = field(default_factory=dict)  # of each side
     warmup_iterations: dict[str, int] = field(default_factory=dict)  # of each side
-    active: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what is in effect in the tuned one
+    # What is in effect in the tuned one.
+    active: Mapping[str, Any] = field(default_factory=dict)

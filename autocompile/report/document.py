@@ -67,6 +67,5 @@ class Document:
     method: str  # how it was measured, in sentences
     circumstances: Table
     whole: tuple[Line, ...] = ()  # what concerns all phases
-    exports: Mapping[str, str] = field(
-        default_factory=dict
-    )  # code for other stacks, by format
+    # Code for other stacks, by format.
+    exports: Mapping[str, str] = field(default_factory=dict)

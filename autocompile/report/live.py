@@ -129,9 +129,8 @@ class PlainProgress(Progress):
 
     def _line(self, line: str) -> None:
         encoding = getattr(self._file, "encoding", None) or "utf-8"
-        with suppress(
-            OSError
-        ):  # where nobody reads any more, the run goes on all the same
+        # Where nobody reads any more, the run goes on all the same.
+        with suppress(OSError):
             self._file.write(
                 show.encodable(f"{self._prefix}{line.rstrip()}\n", encoding)
             )
@@ -157,9 +156,8 @@ class LiveProgress(PlainProgress):
         self._now = "looking at the machine, torch and the target ..."
         self._budget: Any = None  # its total_s, None for no end, and spent_s
         self._is_race = self._closed = False
-        self._running: dict[
-            int, tuple[str, float]
-        ] = {}  # setting, and since when in its step
+        # Setting, and since when in its step.
+        self._running: dict[int, tuple[str, float]] = {}
         self._steps: dict[int, Step] = {}  # of trials, and of the processes of a race
         self._left = 0
         self._counts: Counter[str] = Counter()
@@ -181,9 +179,8 @@ class LiveProgress(PlainProgress):
     def step(self, number: int, step: Step) -> None:
         if running := self._running.get(number):
             if self._steps.get(number) is Step.MEASURE and step is Step.VERIFY:
-                step = (
-                    Step.EXIT
-                )  # verified once more after the timing: no measurement follows
+                # Verified once more after the timing: no measurement follows.
+                step = Step.EXIT
             self._running[number] = running[0], self._clock()
         if running or self._is_race:
             self._steps[number] = step

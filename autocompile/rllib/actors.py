@@ -91,9 +91,8 @@ class _Tuned(_Actor):  # type: ignore[misc]
                     and not choice.config.is_eager
                 ):
                     problems.append(f"{key}: {label} has captured no graph")
-        threads = {
-            "threads": self.tuned.fingerprint.get("threads")
-        }  # of an actor: as Ray has it
+        # Of an actor: as Ray has it.
+        threads = {"threads": self.tuned.fingerprint.get("threads")}
         return {
             "settings": settings,
             "measured_elsewhere": self.tuned.differences(
@@ -265,10 +264,8 @@ def warm_up(module: Any, phase: str, count: int) -> bool:
         with torch.random.fork_rng(devices):
             batch = made_up_batch(module, count)
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
-            for steps in (
-                2,
-                3,
-            ):  # exploration gets the steps so far: one more is no new graph
+            # Exploration gets the steps so far: one more is no new graph.
+            for steps in (2, 3):
                 given = {"t": steps} if phase == phases.FORWARD_EXPLORATION else {}
                 getattr(module, phase)(batch, **given)
     except Exception:

@@ -49,9 +49,8 @@ class LearnerUpdates:
         self.parameters: Mapping[str, torch.Tensor] = {
             names.get(id(p), f"learner.{i}"): p for i, p in enumerate(trained)
         }
-        self._batches: dict[
-            int, tuple[Any, dict[str, SampleBatch]]
-        ] = {}  # and what each is of
+        # Batches, and what each is of.
+        self._batches: dict[int, tuple[Any, dict[str, SampleBatch]]] = {}
 
     def forget(self) -> None:
         """Drop the metrics, which RLlib collects until a result is made."""
@@ -66,9 +65,8 @@ class LearnerUpdates:
             self._batches[id(batch)] = batch, made  # kept, so that no other has its id
         _, of_rllib = self._batches[id(batch)]
         for columns in of_rllib.values():
-            columns.accessed_keys = (
-                set()
-            )  # as in a new minibatch: Dynamo guards on them
+            # As in a new minibatch: Dynamo guards on them.
+            columns.accessed_keys = set()
         _, losses, _ = self.learner._update(of_rllib)
         return {name: loss.detach() for name, loss in losses.items()}
 

@@ -116,9 +116,8 @@ def _take_whole_batches(config: Any, module: Any, rows: int, target: Target) -> 
     have their size, since ``MiniBatchCyclicIterator`` begins anew where the batch ends: there is no
     smaller last one. Nor is there in a sample of a replay buffer.
     """
-    target.own_batch_size[LEARNER_UPDATE] = (
-        rows * SIZES
-    )  # as of each workload, of a pass
+    # As of each workload, of a pass.
+    target.own_batch_size[LEARNER_UPDATE] = rows * SIZES
 
     def make_calls(count: int | None) -> Calls:
         steps = max(2, (count or rows * SIZES) // SIZES)
@@ -206,9 +205,8 @@ def _take_threads_of(
 ) -> None:
     """Ray sets OMP_NUM_THREADS of remote actors to their whole CPUs, at least 1, if not set."""
     if remote and "OMP_NUM_THREADS" not in os.environ:
-        count = (
-            max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1
-        )  # or "auto"
+        # It may also be "auto".
+        count = max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1
         target.threads |= dict.fromkeys(phases, count)
         words = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
         target.choices[f"{name}s"] = words

@@ -151,9 +151,8 @@ def backward_within(result: Any, values: Mapping[str, Any]) -> None:
         if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")
     ]
     for x in (*leaves, *pytree.tree_leaves(inside)):
-        if (
-            isinstance(x, torch.Tensor) and x.grad_fn is not None
-        ):  # not a parameter, which stays
+        # Not a parameter, which stays.
+        if isinstance(x, torch.Tensor) and x.grad_fn is not None:
             x.register_hook(begin)  # type: ignore[no-untyped-call]
 
 
@@ -179,10 +178,8 @@ class Compiled:
         self.function, self.config = function, config
         self.failed = ""  # why it runs uncompiled
         self.calls = 0
-        self.graphs, self.later_graphs = (
-            0,
-            0,
-        )  # captured by the first call, and by later ones
+        # Captured by the first call, and by later ones.
+        self.graphs, self.later_graphs = 0, 0
         self._model, self._grad, self._or_eager, self._device = (
             model,
             grad,
@@ -194,9 +191,8 @@ class Compiled:
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (
-            self.function,
-        )  # a copied or unpickled module runs its own, uncompiled
+        # A copied or unpickled module runs its own, uncompiled.
+        return _same, (self.function,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Called inside compiled code. Not is_compiling(), which is of all threads at once.
@@ -230,9 +226,8 @@ class Compiled:
         except Exception as error:
             if not self._or_eager:
                 raise
-            result = self.function(
-                *args, **kwargs
-            )  # raises again if the caller is at fault
+            # Raises again if the caller is at fault.
+            result = self.function(*args, **kwargs)
             self.failed = first_words(error)
             return result
 
@@ -354,10 +349,8 @@ def apply_to_optimizer(
     Loading a state dict restores the implementation of that state; apply again after it.
     """
     set_implementation(optimizer, config.optimizer)
-    if config.optimizer in (
-        "fused",
-        "capturable",
-    ):  # they need step counts beside the parameters
+    # They need step counts beside the parameters.
+    if config.optimizer in ("fused", "capturable"):
         for parameter, state in optimizer.state.items():
             if isinstance(count := state.get("step"), torch.Tensor):
                 state["step"] = count.to(parameter.device, torch.float32)

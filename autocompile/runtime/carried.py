@@ -58,10 +58,8 @@ def _pickled(parts: dict[str, Any]) -> bytes:
     """As ``torch.save`` writes it; an error names the part that cannot be pickled."""
     import cloudpickle
 
-    for name, part in (
-        *parts.items(),
-        ("", parts),
-    ):  # each alone first, to name the one that fails
+    # Each alone first, to name the one that fails.
+    for name, part in (*parts.items(), ("", parts)):
         buffer = io.BytesIO()
         try:
             torch.save(part, buffer, pickle_module=cloudpickle)
@@ -85,9 +83,8 @@ def load(file: str) -> dict[str, Callable[..., Any]]:
         return dict(torch.load(path, map_location="cpu", weights_only=False))
 
     def get_model() -> Any:
-        model = read("model")[
-            "model"
-        ]  # a new one for each call: a trial builds several
+        # A new one for each call: a trial builds several.
+        model = read("model")["model"]
         return model if isinstance(model, torch.nn.Module) else model()
 
     others = read("others")

@@ -50,9 +50,8 @@ def compile_function(
         return function
     register_backend_of(config.backend)
     kwargs = config.compile_kwargs()
-    if (
-        config.recompile_limit and "recompile_limit" not in _ARGUMENTS
-    ):  # torch 2.11 has none
+    # torch 2.11 has none.
+    if config.recompile_limit and "recompile_limit" not in _ARGUMENTS:
         limit = max(kwargs.pop("recompile_limit"), torch._dynamo.config.recompile_limit)
         torch._dynamo.config.recompile_limit = limit
     elif config.isolates_recompiles and "isolate_recompiles" in _ARGUMENTS:
@@ -112,9 +111,8 @@ def compile_blocks(blocks: list[torch.nn.Module], kwargs: Mapping[str, Any]) -> 
     ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips their
     functions unless another function calls them.
     """
-    codes: dict[
-        Any, CodeType
-    ] = {}  # blocks of one structure share it, and so their graphs
+    # Blocks of one structure share it, and so their graphs.
+    codes: dict[Any, CodeType] = {}
     for block in blocks:
         call: Any = block._call_impl
         if str(type(block).forward.__module__).startswith("torch.nn."):
@@ -141,9 +139,8 @@ def _outermost(
 
 def _is_block(module: torch.nn.Module) -> bool:
     """Whether it is worth compiling: it has submodules and weights."""
-    if isinstance(
-        module, (*_CONTAINERS, torch.jit.ScriptModule)
-    ):  # scripts are already compiled
+    # Scripts are already compiled.
+    if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):
         return False
     return any(True for _ in module.children()) and any(
         True for _ in module.parameters()

@@ -27,9 +27,8 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
         if why_not := _why_not_fused(optimizer):
             raise UsageError(why_not)
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    others = (
-        {"foreach": False} if name == "fused" else {"fused": False}
-    )  # torch refuses both
+    # torch refuses both.
+    others = {"foreach": False} if name == "fused" else {"fused": False}
     for group in optimizer.param_groups:
         if name == "tensor_lr":
             device = group["params"][0].device if group["params"] else None

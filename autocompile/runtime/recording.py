@@ -35,9 +35,8 @@ class Recorder:
     """The calls of one module."""
 
     model: str
-    distinct: dict[str, int] = field(
-        default_factory=dict
-    )  # a call as JSON, and its number
+    # A call as JSON, and its number.
+    distinct: dict[str, int] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -86,9 +85,8 @@ def record(model: torch.nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
         yield
     finally:
         hook.remove()
-        if (
-            recorder.order or sys.exc_info()[0] is None
-        ):  # an error of the user's own goes first
+        # An error of the user's own goes first.
+        if recorder.order or sys.exc_info()[0] is None:
             recorder.write(Path(path))
 
 

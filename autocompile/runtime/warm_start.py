@@ -30,12 +30,8 @@ from autocompile.store.files import make_folder, write_bytes
 
 _ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
 _LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")  # built, below Inductor's cache folder
-_MADE_FOR = (
-    "torch",
-    "python",
-    "device_name",
-    "cpu_capability",
-)  # torch's own keys hold the rest
+# torch's own keys hold the rest.
+_MADE_FOR = ("torch", "python", "device_name", "cpu_capability")
 
 
 def save(path: Path, device: torch.device) -> int:

@@ -34,9 +34,8 @@ class Backend:
     variants: tuple[Variant, ...] = ()
     ours: bool = False  # comes with autocompile
     registered_by: str = ""  # the package that has to be imported before torch knows it
-    variables: tuple[
-        tuple[str, str], ...
-    ] = ()  # of the environment, which that package reads
+    # Of the environment, which that package reads.
+    variables: tuple[tuple[str, str], ...] = ()
     package: str = ""  # another one that it does not work without
     needs: str = ""  # in words, where the name of a package does not say it
     avx512: bool = False  # does nothing on a CPU without AVX-512

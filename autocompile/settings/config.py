@@ -186,9 +186,8 @@ class CompileConfig:
         if phase == OPTIMIZER_STEP:
             return self
         backend = "inductor" if self.optimizer == "compiled" else "eager"
-        process = (
-            self.process if self.scope != "step" else {}
-        )  # of all that the step does
+        # Of all that the step does.
+        process = self.process if self.scope != "step" else {}
         return CompileConfig(backend, optimizer=self.optimizer, **process)
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,9 +199,8 @@ class CompileConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> CompileConfig:
         """Read what :meth:`to_dict` wrote in a phase; missing keys have their defaults."""
-        if (
-            data.get("scope") == "full"
-        ):  # of older files: the whole step, where there is one
+        # Of older files: the whole step, where there is one.
+        if data.get("scope") == "full":
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
         try:
             if unknown := set(data) - set(cls.__dataclass_fields__):

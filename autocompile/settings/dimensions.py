@@ -62,9 +62,8 @@ class Dimension:
     name: str
     default: Any  # the value that changes nothing
     help: str = ""  # of its option in the command line; without one it cannot be asked for there
-    choices: tuple[
-        Any, ...
-    ] = ()  # its values, where they can be listed; the default first
+    # Its values, where they can be listed; the default first.
+    choices: tuple[Any, ...] = ()
     # Those to try in a place, the default first; None for ``choices``. Where neither is given the
     # values come from the installed torch.
     values: Callable[[Place], tuple[Any, ...]] | None = None

@@ -78,9 +78,8 @@ class Tuned:
 
     # Of each phase by rising batch size; one of no batch size stands alone.
     phases: Mapping[str, tuple[Choice, ...]]
-    fingerprint: Mapping[
-        str, Any
-    ]  # of torch and the machine that they were measured with
+    # Of torch and the machine that they were measured with.
+    fingerprint: Mapping[str, Any]
     target: str = ""  # what was tuned, as it was named
     # What the answer of each phase is about, where it has a batch size.
     batch_sizes: Mapping[str, int] = field(default_factory=dict)

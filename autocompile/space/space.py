@@ -51,12 +51,10 @@ class Space:
 
     settings: tuple[Setting, ...]  # all that differ; baselines first
     unusable: Mapping[Setting, str]  # those that are not run, with the reason
-    merged: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what was left out and what it equals
-    dropped: Mapping[str, int] = field(
-        default_factory=dict
-    )  # how many were left out, by reason
+    # What was left out and what it equals.
+    merged: Mapping[str, str] = field(default_factory=dict)
+    # How many were left out, by reason.
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def searched(
         self,

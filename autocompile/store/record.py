@@ -164,9 +164,8 @@ class Record(TaskResult):
     # of its process without pauses; an equal part of one that is shared
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)  # of the whole process
-    spans: tuple[
-        tuple[str, float, float], ...
-    ] = ()  # step, begin and end of its work, Unix time
+    # Step, begin and end of its work, Unix time.
+    spans: tuple[tuple[str, float, float], ...] = ()
     notes: list[str] = field(default_factory=list)  # sentences for the user
 
     @property
@@ -243,15 +242,12 @@ class RunFolder:
     def holds_something_else(self) -> bool:
         """Whether the folder has files that an aborted start of a run does not explain."""
         entries = {p.name for p in self.path.glob("*")}
-        left = {
-            "lock",
-            "trials",
-        }  # a user's folder may have equal names: these hold nothing
+        # A user's folder may have equal names: these hold nothing.
+        left = {"lock", "trials"}
         if (self.path / "probe" / "request.json").is_file():
             left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
-            left |= {
-                p.name for p in self.path.glob("study.db*")
-            }  # which a new run makes anew
+            # A new run makes it anew.
+            left |= {p.name for p in self.path.glob("study.db*")}
         return not entries <= left or (
             "trials" in entries and any(self.trials.iterdir())
         )
@@ -341,13 +337,10 @@ class Measurement:
     eager_s: tuple[float, ...]  # per call of the eager block
     compiled_s: tuple[float, ...]  # per call of the compiled block in the same round
     calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
-    flags: tuple[
-        str, ...
-    ] = ()  # eager_slowed if eager is slower next to the other side than alone
-    leads: tuple[int, int] = (
-        0,
-        0,
-    )  # untimed calls before a block: slowed, or to fill a queue
+    # eager_slowed if eager is slower next to the other side than alone.
+    flags: tuple[str, ...] = ()
+    # Untimed calls before a block: slowed, or to fill a queue.
+    leads: tuple[int, int] = (0, 0)
     # of a compiled pass alone, about, where the times are not
     pass_s: float | None = None
 

@@ -47,9 +47,8 @@ class RecordedCalls:
     """
 
     model: str  # the name of its class
-    distinct: tuple[
-        Mapping[str, Any], ...
-    ]  # calls that differ in shapes or plain arguments
+    # Calls that differ in shapes or plain arguments.
+    distinct: tuple[Mapping[str, Any], ...]
     order: tuple[int, ...]  # which of these each call was
 
     @classmethod

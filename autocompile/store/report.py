@@ -378,9 +378,8 @@ class Report(Part):
     schema: int = SCHEMA
     target: Target
     environment: Mapping[str, Any]  # torch and the machine
-    environments: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # interpreters
+    # Interpreters.
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     run_dir: str = "last"
     interrupted: bool = False
     running: bool = False
@@ -390,9 +389,8 @@ class Report(Part):
     tolerance: float | None = None
     wall_s: float | None = None
     phases: Mapping[str, PhaseResult]
-    exports: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what export prints, by format
+    # What export prints, by format.
+    exports: Mapping[str, str] = field(default_factory=dict)
     notice: str = ""  # what of the run could not be read
     # The options by which ``verify`` judges, where they are not the default.
     decided_by: Mapping[str, Any] = field(default_factory=dict)

@@ -64,9 +64,8 @@ def _closure(file: Path, place: Path) -> dict[Path, bytes]:
         folders = [file.parent, path.parent, place]
         for name in _imports(path, contents.get(path, b""), place):
             parts = name.split(".")
-            for end in range(
-                1, len(parts) + 1
-            ):  # a package's __init__ runs before its modules
+            # A package's __init__ runs before its modules.
+            for end in range(1, len(parts) + 1):
                 if (each := _module(".".join(parts[:end]), folders)) is not None:
                     todo.append(each)
         todo += [

@@ -76,9 +76,8 @@ class Runner:
             if row.verdict == "failed" and not row.settings:
                 self._errors[Path(row.run).name] = row.message
         self._reports: dict[str, Mapping[str, Report]] = {}
-        self._hopeless: set[str] = (
-            set()
-        )  # with another error than that nothing has worked yet
+        # Those that ended with another error than that nothing has worked yet.
+        self._hopeless: set[str] = set()
         # Where the runs of earlier sessions were made, by kind of machine.
         self._machines: dict[str, Mapping[str, Any]] = {}
         self._again = Counter[
@@ -129,9 +128,8 @@ class Runner:
 
         What one does not use is for those after it, and none gets more than there is.
         """
-        if (
-            self.budget_s is None or self.suite.fixed
-        ):  # everything that is named is tried
+        # Everything that is named is tried.
+        if self.budget_s is None or self.suite.fixed:
             return None
         left_s = self._left_s()
         first = left_s - (1 - _FIRST) * self.budget_s

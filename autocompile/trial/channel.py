@@ -51,10 +51,8 @@ class Channel:
     ) -> None:
         self._descriptor, self._nonce, self._control = descriptor, nonce, control
         self.folder, self.has_fork_server = folder, has_fork_server
-        self._depth, self._lock = (
-            0,
-            threading.RLock(),
-        )  # Inductor compiles in threads at times
+        # Inductor compiles in threads at times.
+        self._depth, self._lock = 0, threading.RLock()
         self.current = Step.IMPORT
         self.waited_s = 0.0
         self.drain: Callable[[], None] = lambda: None

@@ -90,9 +90,8 @@ def note_failure(
     if result.outcome is Outcome.GRAPH_BREAK:
         result.detail["breaks"] = breaks_of(error, home)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
-        why = ("no reason is known", *recompile_reasons())[
-            -1
-        ]  # what went on until the limit
+        # The last reason is what went on until the limit.
+        why = ("no reason is known", *recompile_reasons())[-1]
         result.message = (
             f"compiled anew until torch's limit, and eager from there: {why}"
         )

@@ -56,9 +56,8 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, parent: int) ->
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(
-                70
-            )  # work() leaves by itself; this is for what it could not handle
+            # work() leaves by itself; this is for what it could not handle.
+            os._exit(70)
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == worker:

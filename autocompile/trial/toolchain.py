@@ -60,9 +60,8 @@ def _probe(place: Path) -> None:
     place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=place.parent))
     kept = scratch
-    with contextlib.suppress(
-        OSError, RuntimeError
-    ):  # there is no home, or it cannot be written
+    # There is no home, or it cannot be written.
+    with contextlib.suppress(OSError, RuntimeError):
         home = (
             Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             / "autocompile"
@@ -71,9 +70,8 @@ def _probe(place: Path) -> None:
         cache = home / f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = cache.stat()
-        if (
-            status.st_uid == os.getuid() and not status.st_mode & 0o022
-        ):  # its code is executed
+        # Its code is executed.
+        if status.st_uid == os.getuid() and not status.st_mode & 0o022:
             kept = cache
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept)
     _find_vector_instructions()
@@ -87,9 +85,8 @@ def _find_vector_instructions() -> None:
     """Have Inductor try all kinds of vector instructions at once."""
     from torch._inductor import cpu_vec_isa
 
-    with contextlib.suppress(
-        Exception
-    ):  # another torch does it one after the other below
+    # Another torch does it one after the other below.
+    with contextlib.suppress(Exception):
         here = cpu_vec_isa.x86_isa_checker()
         every = cpu_vec_isa.supported_vec_isa_list
         kinds = [isa for isa in every if all(flag in here for flag in str(isa).split())]

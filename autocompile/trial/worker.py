@@ -56,9 +56,8 @@ def run(
         if request is None:
             result.outcome = Outcome.INFRASTRUCTURE
     channel.result(result)
-    if (
-        descriptor is not None
-    ):  # the result is final: tearing the interpreter down costs a second
+    # The result is final: tearing the interpreter down costs a second.
+    if descriptor is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

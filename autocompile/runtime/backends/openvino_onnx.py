@@ -66,9 +66,8 @@ class OvSession(OnnxSession):
         self._request.set_tensor(name, shared)
 
     def run(self) -> None:
-        self._request.infer(
-            share_outputs=True
-        )  # otherwise it copies them into a dictionary
+        # Otherwise it copies them into a dictionary.
+        self._request.infer(share_outputs=True)
 
 
 def _demand_exact(model: Any) -> None:

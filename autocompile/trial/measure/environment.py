@@ -26,10 +26,8 @@ def pick_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-        if device.type not in (
-            "cpu",
-            "cuda",
-        ):  # elsewhere nothing here waits for a call to end
+        # Elsewhere nothing here waits for a call to end.
+        if device.type not in ("cpu", "cuda"):
             raise NotImplementedError(
                 "calls are timed on a CPU or on a GPU under CUDA or ROCm"
             )

@@ -50,9 +50,8 @@ def import_target(spec: str) -> ModuleType:
         sys.path.append(os.getcwd())
         return importlib.import_module(place)
     path = Path(place).resolve()
-    sys.path.insert(
-        0, str(path.parent)
-    )  # as for a script: it may import files next to it
+    # As for a script: it may import files next to it.
+    sys.path.insert(0, str(path.parent))
     spec_of_file = importlib.util.spec_from_file_location(path.stem, path)
     if spec_of_file is None or spec_of_file.loader is None:
         raise TargetError(f"{place} is not a Python file")
@@ -91,9 +90,8 @@ def build(spec: str, module: ModuleType, calls: RecordedCalls | None = None) -> 
     _demand_eager(target.model, place)
     _fill_lazy(target)
     target.rebuild = lambda: build(spec, module, calls).model
-    with contextlib.suppress(
-        OSError, TypeError, AttributeError
-    ):  # a library has no file
+    # A library has no file.
+    with contextlib.suppress(OSError, TypeError, AttributeError):
         target.sha256 = hashlib.sha256(
             Path(str(module.__file__)).read_bytes()
         ).hexdigest()

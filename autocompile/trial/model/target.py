@@ -80,9 +80,8 @@ class Target:
     )
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
     check: Callable[[Any, Any], Any] | None = None
-    phase_inputs: dict[str, _Inputs] = field(
-        default_factory=dict
-    )  # in place of ``make_inputs``
+    # In place of ``make_inputs``.
+    phase_inputs: dict[str, _Inputs] = field(default_factory=dict)
     # Of the user's ``get_step``: from a model and an optimizer, and the phase that it gives.
     make_step: Callable[[torch.nn.Module, Any], Callable[[Any], Any]] | None = None
     own_phase: str = ""
@@ -94,21 +93,18 @@ class Target:
     # of ``forward_train``, where it is a larger one
     training_model: torch.nn.Module | None = None
     fixed_batch: bool = False
-    own_batch_size: dict[str, int] = field(
-        default_factory=dict
-    )  # by phase, in the user's config
+    # By phase, in the user's config.
+    own_batch_size: dict[str, int] = field(default_factory=dict)
     # Between two changes of the weights, by phase: calls, or rows where their number is fixed.
     calls_per_update: dict[str, int] = field(default_factory=dict)
     samples_per_update: dict[str, int] = field(default_factory=dict)
-    threads: dict[str, int] = field(
-        default_factory=dict
-    )  # where a phase's process has others
+    # Where a phase's process has others.
+    threads: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None  # ``module:Class`` of what runs the library's loops
     # an error of a call in eager mode
     explain: Callable[[Exception], Exception] | None = None
-    choices: dict[str, str] = field(
-        default_factory=dict
-    )  # the source of each, in words
+    # The source of each, in words.
+    choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None
     # builds ``model`` anew if it can
     rebuild: Callable[[], torch.nn.Module] | None = None
@@ -134,9 +130,8 @@ class Target:
             made = copy.deepcopy(model, memo)
             if all(p.is_leaf for p in made.parameters()):
                 return made
-            raise ValueError(
-                "parameters of the copy are none that an optimizer takes"
-            )  # torch.jit
+            # As of torch.jit.
+            raise ValueError("parameters of the copy are none that an optimizer takes")
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:

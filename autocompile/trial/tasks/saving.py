@@ -52,9 +52,8 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
         # A remote worker has one thread.
         for threads in [usual, 1] if is_sampling else [usual]:
             with process_of({"threads": threads}), warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # that the settings are of another machine
+                # It warns that the settings are of another machine.
+                warnings.simplefilter("ignore")
                 _compile(target, phase, choice, inputs)
                 telemetry.reset_dynamo(choice.config.backend)
     result.graphs = warm_start.save(Path(request.file), target.device)
@@ -85,6 +84,5 @@ def _compile(target: Target, phase: str, choice: Choice, inputs: Any) -> None:
     # Not side.run(): the number of threads is part of torch's key, and the caller has set it.
     with torch.set_grad_enabled(side.grad):
         for _ in range(_CALLS):
-            side.view(
-                side.call()
-            )  # the view of a forward_train makes its backward pass
+            # The view of a forward_train makes its backward pass.
+            side.view(side.call())

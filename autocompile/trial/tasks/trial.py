@@ -102,9 +102,8 @@ def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> 
     if is_known and not side.is_eager:
         steady_s = measurement.compiled_pass_s
         record.compile_s = entrant.clock.compile_s(steady_s, of_shape)
-        record.compile_window = (
-            entrant.clock.window
-        )  # the parent takes out what it held us
+        # The parent takes out the time for which it held us.
+        record.compile_window = entrant.clock.window
 
 
 def check_last_calls(
