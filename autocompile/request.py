@@ -131,7 +131,12 @@ class Request:
         Kept.RUN | Kept.SUITE,
     )
     trials: int | None = option(
-        None, COUNT, "start at most this many trials", TRIED, "--trials", Kept.LAST
+        None,
+        COUNT,
+        "start at most this many trials; with --resume this many more",
+        TRIED,
+        "--trials",
+        Kept.LAST,
     )
     # In Python also any sampler of Optuna's kind.
     sampler: Any = option(

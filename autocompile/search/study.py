@@ -58,7 +58,8 @@ class Study:
     records: list[
         Record
     ]  # of the search and the races, those of earlier sessions included
-    trials: int | None = None  # most that start a process for the search
+    # Most that start a process for the search in this session, as its budget is of a session.
+    trials: int | None = None
     compile_is_limited: bool = False  # a limit leaves out what compiles for longer
     # of the accelerator; None on a CPU: each trial has a limit
     memory_bytes: int | None = None
@@ -72,7 +73,7 @@ class Study:
         self._races_s = 0.0
         for record in self.records:
             self._learn(record)
-        self._processes = sum(r.wall_s > 0 for r in self._known.values())
+        self._processes = 0  # started by this session
         folder, warn = self.job_factory.folder, self.progress.warning
         self._optuna = OptunaStudy(self.sampler, folder, warn)
         listed = set(self.sampler.settings)  # an older version may have tried others

@@ -145,6 +145,16 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
     assert "--resume" in answer.command
 
 
+def test_a_resumed_run_starts_as_many_more_trials_as_it_is_given(target: Path) -> None:
+    first = FakeExecutor(script)
+    tune(target, executor=first, trials=4, run_dir="few")
+    second = FakeExecutor(script)
+    tuned(target, second, space=None, trials=3, run_dir="few", resume=True)
+    assert (len(searched(first)), len(searched(second))) == (4, 3)
+    numbers = [r["number"] for r in (*searched(first), *searched(second))]
+    assert len(set(numbers)) == 7
+
+
 def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> None:
     executor = FakeExecutor(script, target_with(fixed_batch_size=7))
     tune(target, executor=executor, trials=4)
