@@ -296,8 +296,7 @@ def _why_nothing(case: _Case) -> str:
         return "the settings that work take the weights as constants, which is not known to pay"
     failed = [r for r in case.others if not r.ok]
     if not failed:
-        unusable = case.outlook.searched.unusable.items()
-        reasons = "; ".join(f"{backend}: {why}" for backend, why in unusable)
+        reasons = "; ".join(_why_none_is_there(case.outlook.searched))
         aside = f" ({reasons})" if reasons else ""
         return f"no setting other than eager was measured{aside}"
     what = "every setting other than eager failed"
@@ -306,6 +305,21 @@ def _why_nothing(case: _Case) -> str:
         failed = [r for r in failed if r.repeats is not None]
     kinds = Counter(r.outcome.value for r in failed).most_common()
     return f"{what}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
+
+
+def _why_none_is_there(searched: Searched) -> Iterator[str]:
+    """Why a search has no setting but eager mode: what cannot be used, what a rule left out."""
+    yield from (f"{backend}: {why}" for backend, why in searched.unusable.items())
+    # Others begin with the flag that would bring them: nobody has asked for those.
+    asked = {
+        reason: count
+        for reason, count in searched.dropped.items()
+        if not reason.startswith("--")
+    }
+    # All of them: which one is about what the user asked for is not kept.
+    for reason, count in Counter(asked).most_common():
+        settings = "setting" if count == 1 else "settings"
+        yield f"{reason}: {count} {settings} left out"
 
 
 def _next(decision: Decision) -> Next | None:

@@ -108,6 +108,21 @@ def test_where_nothing_can_be_compiled_eager_is_kept() -> None:
     assert found.reason.endswith("was measured (inductor: no compiler)")
 
 
+def test_where_a_rule_left_out_all_that_was_asked_for_the_reason_says_so() -> None:
+    no_optimizer = "the optimizer has no compiled implementation here"
+    dropped = {"--freezing tries more": 7, no_optimizer: 3}
+    found = of(Run(), compiled=0, dropped=dropped)
+    assert (found.verdict, found.reason) == (
+        "keep_eager",
+        f"no setting other than eager was measured ({no_optimizer}: 3 settings left out)",
+    )
+    both = {"no convolutions": 1, no_optimizer: 3}
+    reason = of(Run(), compiled=0, dropped=both).reason
+    assert reason.endswith(
+        f"({no_optimizer}: 3 settings left out; no convolutions: 1 setting left out)"
+    )
+
+
 def test_where_eager_itself_fails_there_is_no_result() -> None:
     run = Run()
     run.records.clear()
