@@ -8,7 +8,7 @@ reads the settings from ``tuned.json``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,6 +146,14 @@ def can_have_a_name(choice: Choice, facts: Facts) -> bool:
     if config is None or not _wanted(choice.phase, config, facts).get(MODEL):
         return True
     return not (config.is_eager or uses_apply(facts, config))
+
+
+def exclude_each_other(programs: Sequence[str], objects: Iterable[str]) -> str:
+    """A sentence on programs of which one can be used, and what they differ in."""
+    return (
+        f"Use one of {len(programs)}: {', or '.join(programs)}. They differ in "
+        f"{' and in '.join(objects)}, which a program has once."
+    )
 
 
 def _wanted(phase: str, config: CompileConfig | None, facts: Facts) -> dict[str, str]:

@@ -27,6 +27,7 @@ from autocompile.export.lines import (
     Lines,
     Statement,
     can_have_a_name,
+    exclude_each_other,
     lines_of,
     plain_statements,
     uses_apply,
@@ -190,11 +191,7 @@ def _which(first: Together, others: Sequence[Together]) -> str:
     names = [
         " and ".join(one.phase for one in each.phases) for each in (first, *others)
     ]
-    what = " and in ".join(sorted(objects))
-    return (
-        f"Use one of {len(names)}: {', or '.join(names)}. They differ in {what}, "
-        "which a program has once."
-    )
+    return exclude_each_other(names, sorted(objects))
 
 
 def _evidence(choice: Choice) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from autocompile.errors import ExportError
 from autocompile.export.choices import (
     choices,
@@ -11,7 +14,10 @@ from autocompile.export.choices import (
     header,
 )
 from autocompile.export.lines import (
+    PROCESS,
     Choice,
+    Facts,
+    exclude_each_other,
     of_optimizer,
     of_process,
     of_weights,
@@ -62,6 +68,50 @@ trainer = Trainer(model, args, callbacks=[TunedCallback("tuned.json")])
 """
 
 
+@dataclass(frozen=True)
+class _Used:
+    """What of a result a stack uses.
+
+    Attributes:
+        model: the choice of the phase whose forward pass the stack compiles.
+        step: the choice of the optimizer's step; None where that of ``model`` says how it steps.
+        aside: choices that change something, which the stack does not use.
+    """
+
+    model: Choice
+    step: Choice | None
+    aside: tuple[Choice, ...]
+
+    @property
+    def of_model(self) -> CompileConfig:
+        return self.model.config or EAGER
+
+    @property
+    def of_step(self) -> CompileConfig:
+        if self.step is not None:
+            return self.step.config or EAGER
+        return self.of_model.of_optimizer_in(self.model.phase)
+
+    @property
+    def is_untouched(self) -> bool:
+        return self.of_model == self.of_step == EAGER
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the phases want other threads or precision, which a process has once."""
+        return self.step is not None and self.of_model.process != self.of_step.process
+
+    def evidence(self, stack: str) -> str:
+        """A comment for each phase: what was measured of it, or that it is not used."""
+        text = _evidence(self.model, stack)
+        if self.step is not None:
+            text += _evidence(self.step, stack)
+        for choice in self.aside:
+            used = f"{self.model.phase} is what {stack} is given"
+            text += comment(f"NOT USED: {choice.phase}: {choice.evidence}: {used}")
+        return text
+
+
 def lightning(report: Report) -> str:
     """PyTorch Lightning: a ``Trainer`` with our callback, which reads the file of settings."""
     return _with_callback(report, "Lightning", _LIGHTNING)
@@ -73,45 +123,88 @@ def transformers(report: Report) -> str:
 
 
 def _with_callback(report: Report, stack: str, text: str) -> str:
-    model, step, evidence = _settings(report, stack)
-    if model == step == EAGER:
+    used = _used(report, stack)
+    if used.of_model.scope == "step":
+        raise ExportError(
+            f"the best setting of {used.model.phase} compiles the whole step, which is "
+            f"{stack}'s own",
+            hint=command(report, "--to python"),
+        )
+    evidence = header(report, f"{stack} settings") + used.evidence(stack)
+    if used.is_untouched:
         return program(evidence + LEAVE_IT)
     return program(evidence, text.format(file=file_note(report)))
 
 
 def accelerate(report: Report) -> str:
-    """Hugging Face Accelerate: a ``TorchDynamoPlugin``, and lines before ``prepare``."""
-    model, step, evidence = _settings(report, "Accelerate")
+    """Hugging Face Accelerate: a ``TorchDynamoPlugin``, and lines before ``prepare``.
+
+    Where the model and the optimizer's step exclude each other there is a program for each, the
+    second in comments.
+    """
+    used = _used(report, "Accelerate")
+    model = used.of_model
     if not model.is_eager and model.backend.upper() not in ACCELERATE_BACKENDS:
         raise ExportError(
             f"Accelerate has no backend {model.backend}",
             hint=command(report, "--to python"),
         )
     facts = facts_of(report)
-    process = [statement.code for statement in of_process(model)]
+    top = header(report, "Accelerate settings")
+    evidence = used.evidence("Accelerate")
+    if used.step is None or not used.is_split:
+        comments = top + evidence + _warnings(model, used.of_step, facts)
+        return program(comments, *_prepared(model, used.of_step, facts))
+    top += evidence + comment(
+        exclude_each_other([used.model.phase, used.step.phase], [PROCESS])
+    )
+    sides = [
+        (used.model, model, EAGER),
+        (used.step, EAGER, used.of_step),
+    ]
+    sides.sort(key=lambda side: side[0].config is None)  # first what changes something
+    first, second = (_alone(*side, facts) for side in sides)
+    instead = ("In place of what is above:", *program(*second).splitlines())
+    return program(top, *first, "\n".join(f"# {line}".rstrip() for line in instead))
+
+
+def _alone(
+    choice: Choice, model: CompileConfig, step: CompileConfig, facts: Facts
+) -> tuple[str, ...]:
+    """A program in which only one of two phases is as it was measured."""
+    comments = comment(f"For {choice.phase}:") + _warnings(model, step, facts)
+    return comments, *_prepared(model, step, facts)
+
+
+def _warnings(model: CompileConfig, step: CompileConfig, facts: Facts) -> str:
+    """What Accelerate does otherwise than it was measured, as comments."""
+    text = ""
+    if lost := [*not_carried(model), *_not_carried_of_step(step)]:
+        text += comment(f"WARNING: Accelerate does not carry {'; '.join(lost)}.")
+    if model.scope == "regional":
+        text += comment(_REGIONS)
+    if facts.device.startswith("cuda") and not model.is_eager:
+        text += comment(_TF32)
+    return text
+
+
+def _prepared(
+    model: CompileConfig, step: CompileConfig, facts: Facts
+) -> tuple[str, ...]:
+    """Code up to ``accelerator.prepare``: imports, what a process has once, and the rest."""
+    of_either = dict.fromkeys((*of_process(model), *of_process(step)))
+    process = [statement.code for statement in of_either]
     lines = [statement.code for statement in of_weights(model)]
     lines += [s.code for s in of_optimizer(OPTIMIZER_STEP, step, facts)]
-    lost = [] if model.is_eager else not_carried(model)
-    if not step.is_eager or step.optimizer == "compiled":
-        lost.append("the compiled optimizer step")
-    if lost:
-        evidence += comment(f"WARNING: Accelerate does not carry {'; '.join(lost)}.")
-    if model.scope == "regional":
-        evidence += comment(_REGIONS)
-    if facts.device.startswith("cuda") and not model.is_eager:
-        evidence += comment(_TF32)
     steps = step.optimizer != "default"
     names = "model, optimizer" if steps else "model"
-    return program(
-        evidence,
-        ("import torch\n" if steps or lines or process else "")
-        + "from accelerate import Accelerator\nfrom accelerate.utils import TorchDynamoPlugin",
-        "\n".join(process),
-        _plugin(model)
-        + f"accelerator = Accelerator(dynamo_plugin=plugin{_MIXED[model.autocast]})\n"
-        + "".join(f"{line}\n" for line in lines)
-        + f"{names} = accelerator.prepare({names})",
-    )
+    imports = "import torch\n" if steps or lines or process else ""
+    imports += "from accelerate import Accelerator\n"
+    imports += "from accelerate.utils import TorchDynamoPlugin"
+    made = f"accelerator = Accelerator(dynamo_plugin=plugin{_MIXED[model.autocast]})\n"
+    prepared = f"{names} = accelerator.prepare({names})"
+    changed = "".join(f"{line}\n" for line in lines)
+    return imports, "\n".join(process), _plugin(model) + made + changed + prepared
 
 
 def _plugin(config: CompileConfig) -> str:
@@ -135,8 +228,12 @@ def _plugin(config: CompileConfig) -> str:
     return text
 
 
-def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig, str]:
-    """For a stack that trains: the settings of forward pass and optimizer step, and a comment."""
+def _used(report: Report, stack: str) -> _Used:
+    """What a stack that trains uses of a result: ``train_step``, or the forward pass.
+
+    The setting of ``train_step`` says how its optimizer steps; with that of ``forward`` goes that
+    of ``optimizer_step``.
+    """
     found = choices(report)
     if library := facts_of(report).library:
         raise ExportError(
@@ -146,24 +243,22 @@ def _settings(report: Report, stack: str) -> tuple[CompileConfig, CompileConfig,
             hint=command(report, f"--to {library.name}"),
         )
     usable = {name: choice for name, choice in found.items() if choice.works}
-    choice = usable.get(TRAIN_STEP) or usable.get(FORWARD)
-    if choice is None:
+    model = usable.get(TRAIN_STEP) or usable.get(FORWARD)
+    if model is None:
         raise ExportError(
             f"{stack} has no form for this result: it compiles the model's forward pass",
             f"phases with a result: {', '.join(usable)}",
             hint=command(report, "--to python"),
         )
-    config = choice.config or EAGER
+    config = model.config or EAGER
     if not config.trains:
         raise ExportError(
             f"{stack} trains, and {config.label()} computes no gradients",
             hint=command(report, "--to python"),
         )
-    evidence = header(report, f"{stack} settings") + _evidence(choice, stack)
-    step = found.get(OPTIMIZER_STEP)
-    if step and step.config:
-        return config, step.config, evidence + _evidence(step, stack)
-    return config, CompileConfig("eager", optimizer=config.optimizer), evidence
+    step = usable.get(OPTIMIZER_STEP) if model.phase == FORWARD else None
+    aside = [c for c in usable.values() if c.config and c not in (model, step)]
+    return _Used(model, step, tuple(aside))
 
 
 def _evidence(choice: Choice, stack: str) -> str:
@@ -173,9 +268,30 @@ def _evidence(choice: Choice, stack: str) -> str:
     return text
 
 
+_CARRIED = (
+    "backend", "mode", "options", "fullgraph", "dynamic", "memory_format", "optimizer",
+    "threads", "precision", "autocast", "guards",
+)  # fmt: skip
+"""What of a model's setting the text for Accelerate has; whatever else is set is named."""
+_CARRIED_OF_STEP = ("backend", "optimizer", "threads", "precision")
+
+
 def not_carried(config: CompileConfig) -> list[str]:
-    """``name=value`` for each field of a setting that no lines of plain torch apply."""
-    lost = (
-        d for d, _ in config.changed() if d.needs_apply or d.applied == "interpreter"
-    )
-    return [f"{d.name}={getattr(config, d.name)!r}" for d in lost]
+    """``name=value`` for each field of the model's setting that Accelerate does not carry."""
+    is_regional = config.scope == "regional"
+    carried = (*_CARRIED, "scope") if is_regional else _CARRIED
+    return _lost(config, carried)
+
+
+def _not_carried_of_step(config: CompileConfig) -> list[str]:
+    is_compiled = not config.is_eager or config.optimizer == "compiled"
+    compiled = ["the compiled optimizer step"] if is_compiled else []
+    # What torch.compile() is given goes with the compiled step.
+    beside = [d.name for d, _ in config.changed("argument")] if is_compiled else []
+    lost = _lost(config, (*_CARRIED_OF_STEP, *beside))
+    return compiled + [f"{field} of the optimizer's step" for field in lost]
+
+
+def _lost(config: CompileConfig, carried: Collection[str]) -> list[str]:
+    changed = config.changed()
+    return [f"{d.name}={value!r}" for d, value in changed if d.name not in carried]

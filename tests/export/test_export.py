@@ -26,6 +26,7 @@ from autocompile.export.lines import of_optimizer
 from autocompile.result import Result
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS
 from autocompile.store.report import Report as TypedReport
 
 Report = dict[str, Any]
@@ -299,7 +300,7 @@ def with_fused_step(report: Report, **optimizer: Any) -> Report:
     """The forward pass in another layout, and the step of the user's own optimizer fused."""
     change_config(report, "forward", memory_format="channels_last")
     step = copy.deepcopy(report["phases"]["forward"])
-    step["answer"]["best"]["config"] = FUSED
+    step["answer"]["best"]["config"] = dict(FUSED)
     step["answer"]["batch_size"] = None
     report["phases"]["optimizer_step"] = step
     report["target"]["optimizer"] = {**OPTIMIZER, **optimizer}
@@ -640,3 +641,105 @@ def test_use_line_says_when_there_is_nothing_to_compile(
 def test_the_command_offers_every_format() -> None:
     assert get_args(Format) == FORMATS
     assert all(name in (Result.export.__doc__ or "") for name in FORMATS)
+
+
+def of_two_phases(report: Report, **step: Any) -> Report:
+    """The forward pass kept in eager mode, and another setting for the optimizer's step."""
+    found = with_fused_step(copy.deepcopy(report))
+    set_verdict(found["phases"]["forward"], "keep_eager")
+    own = {**FUSED, **step}
+    found["phases"]["optimizer_step"]["answer"]["best"]["config"] = own
+    return found
+
+
+def said_of(text: str) -> str:
+    return " ".join(_comments(text))
+
+
+PROCESS_WIDE = {"threads": 1, "precision": "high"}
+
+
+def test_every_field_of_a_process_is_tried_on_every_stack() -> None:
+    fields = {d.name for d in DIMENSIONS if d.applied == "process"}
+    assert fields == set(PROCESS_WIDE)
+
+
+@pytest.mark.parametrize("field", PROCESS_WIDE)
+@pytest.mark.parametrize("to", ["python", *STACKS])
+def test_what_an_optimizer_step_wants_of_the_process_is_in_the_text_or_in_the_file(
+    to: str, field: str, plain: Report
+) -> None:
+    value = PROCESS_WIDE[field]
+    report = of_two_phases(plain, **{field: value})
+    text = export(report, to)
+    if to in ("lightning", "transformers"):
+        # Their callback reads the file, and sets it while the optimizer steps.
+        entries = json.loads(export(report, "json"))["phases"]["optimizer_step"]
+        (written,) = (e for e in entries if e["batch_size"] is None)
+        assert written["config"][field] == value and '"tuned.json"' in text
+        return
+    (dimension,) = (d for d in DIMENSIONS if d.name == field)
+    assert dimension.line is not None
+    assert dimension.line(value) in text.splitlines()
+    # The forward pass was measured without it.
+    assert "Use one of 2" in said_of(text) and "threads or precision" in said_of(text)
+    assert "In place of what is above:" in text
+
+
+@pytest.mark.parametrize("field", PROCESS_WIDE)
+def test_phases_that_want_the_same_of_the_process_are_one_program_for_accelerate(
+    field: str, plain: Report
+) -> None:
+    value = PROCESS_WIDE[field]
+    report = with_fused_step(copy.deepcopy(plain))
+    for phase in ("forward", "optimizer_step"):
+        change_config(report, phase, **{field: value})
+    text = export(report, "accelerate")
+    (dimension,) = (d for d in DIMENSIONS if d.name == field)
+    assert dimension.line is not None
+    assert text.splitlines().count(dimension.line(value)) == 1
+    assert "Use one of" not in said_of(text) and "fused=True" in text
+
+
+def test_accelerate_carries_each_field_of_a_setting_or_names_it(plain: Report) -> None:
+    other: dict[str, Any] = {
+        "mode": "max-autotune", "options": {"key": 1}, "fullgraph": True, "dynamic": True,
+        "recompile_limit": 32, "scope": "step", "memory_format": "channels_last",
+        "optimizer": "fused", "threads": 1, "precision": "high", "autocast": "bfloat16",
+        "guards": "skip_modules", "environment": "ipex",
+    }  # fmt: skip
+    refused = {"backend", "freezing"}  # by a sentence of their own, above
+    assert set(other) | refused == {d.name for d in DIMENSIONS}
+    plain["environments"] = {"ipex": ELSEWHERE}
+    plain["phases"] = {"train_step": plain["phases"]["forward"]}
+    change_config(plain, "train_step", mode="default")
+    whole = export(plain, "accelerate")
+    bare = [line for line in whole.splitlines() if not line.startswith("#")]
+    for field, value in other.items():
+        report = copy.deepcopy(plain)
+        change_config(report, "train_step", **{field: value})
+        text = export(report, "accelerate")
+        is_named = f"{field}={value!r}" in said_of(text)
+        code = [line for line in text.splitlines() if not line.startswith("#")]
+        is_there = code != bare
+        assert is_named != is_there, (field, text)
+
+
+def test_a_setting_that_a_stack_does_not_use_is_named(plain: Report) -> None:
+    report = with_fused_step(copy.deepcopy(plain))
+    report["phases"]["train_step"] = copy.deepcopy(report["phases"]["forward"])
+    for to in STACKS:
+        text = said_of(export(report, to))
+        assert "NOT USED: forward: 1.41x" in text
+        assert "NOT USED: optimizer_step: 1.41x" in text
+        assert "fused" not in export(report, to)
+
+
+@pytest.mark.parametrize("to", ["lightning", "transformers"])
+def test_a_callback_is_given_no_step_that_is_compiled_as_a_whole(
+    to: str, plain: Report
+) -> None:
+    plain["phases"] = {"train_step": plain["phases"]["forward"]}
+    change_config(plain, "train_step", scope="step")
+    with pytest.raises(ExportError, match="compiles the whole step"):
+        export(plain, to)
