@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
 from autocompile.settings import phases
 from autocompile.store.recorded_calls import RecordedCalls
 from autocompile.store.targets import library_model, split_spec
@@ -231,6 +231,23 @@ def _take_calls(target: Target, make: Callable[[], Workload], source: str) -> No
     target.choices["inputs"] = source
 
 
+def _form_of_inputs(target: Target) -> tuple[Any, str]:
+    """Inputs in whose form recorded calls are given, and what a report says of such calls.
+
+    Only a step or a loss takes inputs apart. Without one, the target's own inputs are not made:
+    they may take long, need files that are not here, or fail.
+    """
+    source = "the file of calls"
+    if not target.choices.keys() & {"step", "loss"}:
+        return None, source
+    try:
+        return first_call(target.make_inputs(_FEW)), source
+    except Exception as error:
+        own = target.choices.get("inputs", "the target's own inputs")
+        why = f"since {own} fails: {first_words(error)}"
+        return None, f"{source}, in the form in which they were recorded, {why}"
+
+
 def _with_user_functions(
     target: Target, module: ModuleType, calls: RecordedCalls | None
 ) -> Target:
@@ -250,13 +267,6 @@ def _with_user_functions(
             lambda: from_function(get_calls, str(module.__name__)),
             "get_calls() of the target",
         )
-    if calls is not None:
-        forward, usual = target.model.forward, target.make_inputs
-        _take_calls(
-            target,
-            lambda: from_file(calls, forward, first_call(usual(_FEW))),
-            "the file of calls",
-        )
     if hasattr(module, "get_step"):
         _demand_plain(target, "get_step()")
         target.make_step, trains = maker_of(module.get_step, str(module.__name__))
@@ -268,6 +278,10 @@ def _with_user_functions(
     if hasattr(module, "get_loss"):
         target.loss = module.get_loss
         target.choices["loss"] = "get_loss() of the target"
+    if calls is not None:
+        like, source = _form_of_inputs(target)
+        forward = target.model.forward
+        _take_calls(target, lambda: from_file(calls, forward, like), source)
     if hasattr(module, "check") and not _why_not_callable(module.check, None, None):
         target.check = module.check
         target.choices["comparison"] = "check() of the target"

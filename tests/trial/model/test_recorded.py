@@ -15,6 +15,7 @@ from autocompile.errors import TargetError
 from autocompile.settings.config import CompileConfig
 from autocompile.store.recorded_calls import RecordedCalls
 from autocompile.trial.model.calls import Arguments
+from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.recorded import from_file, in_form
 
 X, MASK = torch.ones(4, 8), torch.zeros(4)
@@ -155,3 +156,38 @@ def test_a_step_of_a_target_without_inputs_gets_the_only_argument_itself(
         calls=recorded(by_name=False),
     )
     assert result["outcome"] == "ok", result["message"]
+
+
+FAILS = """
+def get_inputs(n):
+    open("called", "w").close()
+    raise FileNotFoundError("no data set here")
+"""
+
+
+def test_inputs_of_the_target_that_nobody_needs_are_not_made_where_calls_are_given(
+    work: Path, try_it: Try
+) -> None:
+    (work / "model.py").write_text(NET + FAILS)
+    usual = {"config": CompileConfig("aot_eager").to_dict(), "batch_size": None}
+    result = try_it("model.py", "forward", **usual, calls=recorded(by_name=False))
+    assert result["outcome"] == "ok", result["message"]
+    assert not (work / "called").exists()
+
+
+def test_where_the_targets_inputs_fail_a_step_gets_calls_as_recorded_and_this_is_said(
+    work: Path, try_it: Try
+) -> None:
+    (work / "model.py").write_text(NET + FAILS + STEP.replace("X", "inputs['x']"))
+    calls = recorded(by_name=True)
+    usual = {"config": CompileConfig("aot_eager").to_dict(), "batch_size": None}
+    result = try_it("model.py", "inference_step", **usual, calls=calls)
+    assert result["outcome"] == "ok", result["message"]
+    assert (work / "called").exists()
+    target = build(
+        "model.py", import_target("model.py"), RecordedCalls.from_dict(calls)
+    )
+    assert target.choices["inputs"] == (
+        "the file of calls, in the form in which they were recorded, since get_inputs() of "
+        "the target fails: FileNotFoundError: no data set here"
+    )
