@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import difflib
 import functools
 import inspect
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -20,7 +21,7 @@ try:
     from anyio import from_thread
     from mcp.server.mcpserver import Context, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
-    from pydantic import Field
+    from pydantic import Field, ValidationError
 except ImportError as error:
     raise SystemExit(f"error: {error}\n  try: pip install 'mcp>=2'") from None
 
@@ -34,7 +35,44 @@ from autocompile.settings.tuned import TunedSet
 from autocompile.store import runs
 from autocompile.store.targets import target_spec
 
-server = MCPServer("autocompile", version=__version__)
+
+class _Server(MCPServer):
+    """A server whose tools refuse what they do not know, in words of ours."""
+
+    async def call_tool(self, name: str, arguments: Any, context: Any = None) -> Any:
+        """Call a tool, by arguments that it has."""
+        tool = next((t for t in await self.list_tools() if t.name == name), None)
+        known = list(tool.input_schema["properties"]) if tool else []
+        unknown = [one for one in arguments if one not in known]
+        if tool and unknown:
+            raise ToolError(_no_argument(name, unknown[0], known))
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(_no_value(name, error.__cause__)) from None
+            raise
+
+
+def _no_argument(tool: str, given: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, known, 1)
+    hint = f"{near[0]}" if near else ", ".join(known)
+    return f"the tool {tool} has no argument {given!r}\n  try: {hint}"
+
+
+def _no_value(tool: str, error: ValidationError) -> str:
+    """What pydantic has against the first value, without its type codes and addresses."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"the tool {tool} needs the argument {where}"
+    said = first["msg"][:1].lower() + first["msg"][1:]
+    return (
+        f"the argument {where} of the tool {tool} cannot be {first['input']!r}: {said}"
+    )
+
+
+server = _Server("autocompile", version=__version__)
 """Tools run in threads: a call that takes minutes leaves the server able to answer."""
 
 Requirement = Literal["speedup", "max-graphs", "max-recompiles", "max-compile-time"]

@@ -9,6 +9,8 @@ tests. Nothing here is an option of the command line.
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -406,7 +408,7 @@ def replay(
         recorded: or the run that recorded them, as :meth:`Recorded.read` takes it.
         slots: how many trials run side by side.
         options: those of :func:`autocompile.tune`, such as ``budget_s`` and ``sampler``. Without
-            ``run_dir`` the run is written to a temporary folder.
+            ``run_dir`` the run is written to a folder that is removed when the process ends.
 
     Raises:
         RunError, UsageError, NothingWorked: as of :func:`autocompile.tune`.
@@ -414,7 +416,12 @@ def replay(
     if not isinstance(recorded, Recorded):
         recorded = Recorded.read(recorded)
     clock = Clock()
-    options.setdefault("run_dir", Path(tempfile.mkdtemp(prefix="replay-")) / "run")
+    _demand_playable(recorded)
+    if options.get("run_dir") is None:
+        folder = tempfile.mkdtemp(prefix="replay-")
+        # The result reads from it until then.
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        options["run_dir"] = Path(folder) / "run"
     if options.get("phases") is None:
         options["phases"] = tuple(recorded.spaces)
     request = Request.of(recorded.target, options)
@@ -427,3 +434,21 @@ def replay(
     spaces = {n: s for n, s in recorded.spaces.items() if n in (request.phases or ())}
     executor = ReplayExecutor(recorded, clock, slots)
     return tune_with(request, Parts(executor, progress, clock, spaces=spaces))
+
+
+def _demand_playable(recorded: Recorded) -> None:
+    """Raise a UsageError where there is nothing to play, or the probe has no such phase."""
+    if not recorded.trials:
+        raise UsageError(
+            "there is no trial to play: Recorded(trials) is empty",
+            "each setting that is to be tried needs an ending, eager mode among them",
+            hint="Recorded({Setting(EAGER, 4, 'forward'): measured(1.0), ...})",
+        )
+    known = recorded.probe.payload["target"]["phases"]
+    unknown = [phase for phase in recorded.spaces if phase not in known]
+    if unknown:
+        raise UsageError(
+            f"settings of {', '.join(unknown)} were recorded, and the probe knows "
+            f"{', '.join(known)} only",
+            hint="Recorded(trials, probe=probed(target={..., 'phases': [...]}))",
+        )

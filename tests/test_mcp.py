@@ -111,6 +111,23 @@ def test_tools_answer_with_what_json_prints_and_mistakes_in_words(work: Path) ->
     assert unknown.is_error and "max-recompiles" in text(unknown)
 
 
+def test_an_argument_that_a_tool_does_not_have_begins_nothing(work: Path) -> None:
+    (nonsense, _), (near, _), (sampler, _), (none, _) = asked(
+        ("tune", {"target": "net.py", "nonsense": 1}),
+        ("tune", {"target": "net.py", "budgets": 60}),
+        ("tune", {"target": "net.py", "sampler": "foo"}),
+        ("tune", {}),
+    )
+    assert "the tool tune has no argument 'nonsense'" in text(nonsense)
+    assert "try: budget_s" in text(near)
+    assert "sampler" in text(sampler) and "portfolio" in text(sampler)
+    assert "needs the argument target" in text(none)
+    for answer in (nonsense, near, sampler, none):
+        assert answer.is_error
+        assert "pydantic" not in text(answer) and "http" not in text(answer)
+    assert not (Path("runs") / "net-0001").exists()
+
+
 def test_a_model_is_tuned_and_verified_with_progress(scripted: Path) -> None:
     (tuned, lines), (verified, _) = asked(
         ("tune", {"target": "net.py", "budget_s": 600}),

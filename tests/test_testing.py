@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -143,3 +144,28 @@ def test_the_examples_of_the_documents_run(
 def test_a_phase_that_was_not_recorded_is_named() -> None:
     with pytest.raises(UsageError, match="'typo' was not recorded"):
         replay(table(4), phases=("typo",))
+
+
+def test_nothing_to_play_is_said_in_a_sentence() -> None:
+    with pytest.raises(UsageError, match="there is no trial to play"):
+        replay(Recorded({}))
+
+
+def test_settings_of_a_phase_that_the_probe_does_not_have_are_refused() -> None:
+    trials = {Setting(EAGER, 4, "train_step"): measured(1.0)}
+    with pytest.raises(UsageError, match="settings of train_step were recorded"):
+        replay(Recorded(trials))
+
+
+def test_a_run_that_nobody_asked_for_a_folder_of_is_gone_with_its_process(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "from autocompile.testing import Recorded, measured, replay\n"
+        "from autocompile.settings.config import EAGER, Setting\n"
+        "trials = {Setting(EAGER, 4, 'forward'): measured(1.0)}\n"
+        "replay(Recorded(trials))\n"
+    )
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    assert list(tmp_path.glob("replay-*")) == []

@@ -54,13 +54,17 @@ class Check:
     def unmet(self, required: Mapping[str, float]) -> list[str]:
         """What does not come up to what is required, a sentence each.
 
-        Of a speed-up the lower end of its interval counts, and none is asked where it is open.
+        Of a speed-up the lower end of its interval counts, and none is asked where one was
+        measured and it is open. What nothing was measured for is not met.
         """
         where = (
             self.phase
             if self.batch_size is None
             else f"{self.phase} at {self.batch_size}"
         )
+        if self.verdict == "open" and self.speedup is None:
+            why = self.message or "it was not measured"
+            return [f"{where}: {name} was not measured: {why}" for name in required]
         low = self.speedup["low"] if self.speedup else 0.0
         seen = {
             "speedup": None if self.verdict == "open" else low,

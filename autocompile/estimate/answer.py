@@ -41,6 +41,7 @@ class Outlook:
         command: resumes the run; empty where that makes no sense.
         longer: the same with a longer budget than it had.
         wall_s: seconds that the run took; 0: not known.
+        spent_trials: what ``--trials`` was, where it ended the search; 0: it did not.
     """
 
     searched: Searched = field(default_factory=Searched)
@@ -48,6 +49,7 @@ class Outlook:
     command: str = ""
     longer: str = ""
     wall_s: float = 0.0
+    spent_trials: int = 0
 
 
 def answers(
@@ -144,9 +146,13 @@ class _Case:
 
     @property
     def nothing_compiled_ended(self) -> bool:
-        """Whether there is something to compile, and none of it has ended."""
-        has_any = self.outlook.searched.compiled != 0
-        return has_any and all(r.config.is_eager for r in self.ended)
+        """Whether no compiled setting has ended: also where there is none to try."""
+        return all(r.config.is_eager for r in self.ended)
+
+    @property
+    def has_none_to_compile(self) -> bool:
+        """Whether the search has no compiled setting, so that going on changes nothing."""
+        return self.outlook.searched.compiled == 0
 
     @property
     def breaks_limits(self) -> bool:
@@ -170,7 +176,8 @@ def _answer(case: _Case, elsewhere: Sequence[int | None] = ()) -> Answer:
         if verdict == "failed" and case.breaks_limits and elsewhere:
             sizes = " and ".join(str(size) for size in elsewhere)
             reason += f"; at batch size {sizes} there are settings that do"
-        longer = case.outlook.longer if verdict == "unknown" else ""
+        is_worth_more = verdict == "unknown" and not case.has_none_to_compile
+        longer = case.outlook.longer if is_worth_more else ""
         return Answer(
             batch_size=case.size,
             verdict=verdict,
@@ -244,6 +251,10 @@ def _without_eager(case: _Case) -> str:
 
 def _what_took_the_time(case: _Case) -> str:
     """Why no compiled setting has ended."""
+    if case.has_none_to_compile:
+        reasons = "; ".join(_why_none_is_there(case.outlook.searched))
+        why = reasons or "nothing else was asked for"
+        return f"no compiled setting was measured{case.there} ({why})"
     if case.outlook.state == "running":
         return "no compiled setting has ended yet"
     stopped = [r for r in case.records if r.outcome in _NOT_ENDED and r.wall_s > 0]
@@ -252,6 +263,11 @@ def _what_took_the_time(case: _Case) -> str:
         return (
             f"no compiled setting has ended{case.there}: {last.config.label()} was stopped "
             f"after {last.wall_s:.0f} s, in step {last.step.value}"
+        )
+    if case.outlook.spent_trials:
+        return (
+            f"no compiled setting was tried{case.there}: --trials "
+            f"{case.outlook.spent_trials} ended the search before"
         )
     eager_s, whole_s = sum(r.wall_s for r in case.records), case.outlook.wall_s
     of_all = f" of {whole_s:.0f} s" if whole_s else ""
@@ -295,11 +311,11 @@ def _why_nothing(case: _Case) -> str:
     if beside:
         return "the settings that work take the weights as constants, which is not known to pay"
     failed = [r for r in case.others if not r.ok]
-    if not failed:
-        reasons = "; ".join(_why_none_is_there(case.outlook.searched))
-        aside = f" ({reasons})" if reasons else ""
-        return f"no setting other than eager was measured{aside}"
-    what = "every setting other than eager failed"
+    # What was not tried may work.
+    is_rest = bool(case.outlook.searched.untried)
+    what = "every setting other than eager that was tried failed"
+    if not is_rest:
+        what = "every setting other than eager failed"
     if any(r.ok for r in case.others):
         what = "every setting that worked in the search failed when it was raced"
         failed = [r for r in failed if r.repeats is not None]

@@ -305,8 +305,9 @@ def _nothing_to_use(report: Report) -> str:
         works = any(t.ok for phase in report.phases.values() for t in phase.trials)
         what = "that works keeps the limits" if works else "worked"
         return f"nothing to use: no setting {what}"
-    then = f"   → {unknown.command}" if unknown.command else ""
-    return f"nothing to use yet: no compiled setting has ended{then}"
+    if not unknown.command:
+        return f"nothing to use: {unknown.reason}"
+    return f"nothing to use yet: no compiled setting has ended   → {unknown.command}"
 
 
 def _leave_uncompiled(found: Mapping[str, Choice]) -> str:

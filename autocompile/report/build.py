@@ -50,7 +50,7 @@ def build_report(run: Run, records: Sequence[Record], run_dir: str) -> Report:
     phases = {}
     for name in run.phases:
         mine = [r for r in records if r.phase == name]
-        phases[name] = _Phase(name, mine, run, run_dir, state).result()
+        phases[name] = _Phase(name, mine, records, run, run_dir, state).result()
     request = run.request
     return Report(
         target=Target(**known(Target, {**run.target, "spec": request.target})),
@@ -87,6 +87,7 @@ class _Phase:
 
     name: str
     records: Sequence[Record]  # of the phase, exported code included
+    run_records: Sequence[Record]  # of all phases
     run: Run
     run_dir: str
     state: State
@@ -145,7 +146,15 @@ class _Phase:
             command=self._going_on(_GOING_ON_S),
             longer=self._going_on(max(_GOING_ON_S, 2 * had_s)),
             wall_s=self.run.wall_s,
+            spent_trials=self._spent_trials,
         )
+
+    @property
+    def _spent_trials(self) -> int:
+        """What ``--trials`` was, where as many of the search were started; else 0."""
+        most = self.run.request.trials or 0
+        started = sum(r.role == "search" for r in self.run_records)
+        return most if most and started >= most else 0
 
     def _going_on(self, budget_s: float) -> str:
         budget = f"{math.ceil(budget_s / 60)}m"

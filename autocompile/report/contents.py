@@ -259,7 +259,7 @@ def _sure(phase: PhaseResult) -> Iterator[Line]:
     action = ("   → ", _code(answer.command)) if answer.command else ()
     if answer.verdict == "unknown":
         if action:
-            known = "what compiling brings: a longer budget tells"
+            known = "what compiling brings: going on tells"
             yield Line("Unknown", ((known, *action),), "warning")
     elif answer.confidence == "high" and answer.changes_something:
         yield Line("Sure", tuple(_grounds(phase)))

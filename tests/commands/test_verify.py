@@ -134,7 +134,12 @@ def test_gates_ask_for_what_they_name() -> None:
     names = [text.split(":")[1].split()[0] for text in found]
     assert names == ["max-graphs", "max-recompiles", "max-compile-time"]
     undecided = Check("forward", 4, "x", "open", "there was no time to try it")
-    assert undecided.unmet({"speedup": 1.05}) == []
+    assert undecided.unmet({"speedup": 1.05, "max-graphs": 1}) == [
+        "forward at 4: speedup was not measured: there was no time to try it",
+        "forward at 4: max-graphs was not measured: there was no time to try it",
+    ]
+    measured = replace(one, verdict="open")
+    assert measured.unmet({"speedup": 1.45}) == []
     lost = Check("forward", 4, "x", "failed")
     assert lost.unmet({"speedup": 1.0, "max-graphs": 1}) == [
         "forward at 4: speedup is 0, and 1 is required"

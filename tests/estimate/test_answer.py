@@ -22,7 +22,11 @@ COMMAND, LONGER = "go on", "go on for longer"
 
 def outlook(**facts: Any) -> Outlook:
     """Of a run that is over, whose search has nothing left."""
-    run = {name: facts.pop(name) for name in ("state", "wall_s") if name in facts}
+    run = {
+        name: facts.pop(name)
+        for name in ("state", "wall_s", "spent_trials")
+        if name in facts
+    }
     searched = {"configs": 4, "compiled": 3, "untried": 0, "rest": (), **facts}
     return Outlook(searched=Searched(**searched), command=COMMAND, longer=LONGER, **run)
 
@@ -102,10 +106,10 @@ def test_a_failure_is_an_end_and_a_compile_that_was_cut_off_is_none() -> None:
     assert found.reason == "every setting other than eager failed: 1 × compile_error"
 
 
-def test_where_nothing_can_be_compiled_eager_is_kept() -> None:
+def test_where_nothing_can_be_compiled_nobody_knows_and_no_command_would_tell() -> None:
     found = of(Run(), compiled=0, unusable={"inductor": "no compiler"})
-    assert found.verdict == "keep_eager"
-    assert found.reason.endswith("was measured (inductor: no compiler)")
+    assert (found.verdict, found.command, found.best) == ("unknown", "", None)
+    assert found.reason.endswith("(inductor: no compiler)")
 
 
 def test_where_a_rule_left_out_all_that_was_asked_for_the_reason_says_so() -> None:
@@ -113,13 +117,35 @@ def test_where_a_rule_left_out_all_that_was_asked_for_the_reason_says_so() -> No
     dropped = {"--freezing tries more": 7, no_optimizer: 3}
     found = of(Run(), compiled=0, dropped=dropped)
     assert (found.verdict, found.reason) == (
-        "keep_eager",
-        f"no setting other than eager was measured ({no_optimizer}: 3 settings left out)",
+        "unknown",
+        f"no compiled setting was measured at batch size 4 ({no_optimizer}: 3 settings left out)",
     )
     both = {"no convolutions": 1, no_optimizer: 3}
     reason = of(Run(), compiled=0, dropped=both).reason
     assert reason.endswith(
         f"({no_optimizer}: 3 settings left out; no convolutions: 1 setting left out)"
+    )
+
+
+def test_where_only_eager_was_asked_for_the_reason_says_so() -> None:
+    found = of(Run(), compiled=0)
+    assert found.verdict == "unknown" and found.command == ""
+    assert found.reason.endswith(
+        "was measured at batch size 4 (nothing else was asked for)"
+    )
+
+
+def test_a_search_that_a_number_of_trials_ended_names_it() -> None:
+    found = answer(4, Run().records, None, outlook(spent_trials=1))
+    assert found.verdict == "unknown" and "--trials 1 ended the search" in found.reason
+
+
+def test_failures_of_some_settings_are_not_said_of_all() -> None:
+    run = Run()
+    run.add(CompileConfig(), failed("compile_error"))
+    reason = of(run, compiled=3, untried=2).reason
+    assert reason == (
+        "every setting other than eager that was tried failed: 1 × compile_error"
     )
 
 

@@ -188,7 +188,7 @@ def test_a_phase_without_an_answer_says_what_brings_one(
         "forward_exploration   no result yet   –            no compiled setting has ended"
         in out
     )
-    told = "what compiling brings: a longer budget tells"
+    told = "what compiling brings: going on tells"
     assert f"  Unknown {told}   → {command}\n" in out
     assert "keep eager" not in out.split("optimizer_step")[0]
 
