@@ -36,7 +36,7 @@ from autocompile.store import runs
 from autocompile.store.targets import target_spec
 
 
-class _Server(MCPServer):
+class _Server(MCPServer):  # type: ignore[misc]
     """A server whose tools refuse what they do not know, in words of ours."""
 
     async def call_tool(self, name: str, arguments: Any, context: Any = None) -> Any:
