@@ -285,7 +285,7 @@ def _failures(records: Sequence[Record], run_dir: str) -> list[Failures]:
 
 def _is_answered(record: Record) -> bool:
     """Whether it was never tried, since other trials told the outcome."""
-    return bool(record.detail.get("answered"))
+    return record.answered
 
 
 def _log(record: Record, run_dir: str) -> str | None:

@@ -77,7 +77,7 @@ def _replays(record: Record, device: str) -> bool:
     return (
         device.startswith("cuda")
         and record.config.has_cuda_graphs
-        and record.detail.get("cudagraph_skips") == 0
+        and record.cudagraph_skips == 0
         and not phase_of(record.phase).has_backward
     )
 
@@ -85,11 +85,7 @@ def _replays(record: Record, device: str) -> bool:
 def _gave_up(record: Record, device: str) -> str:
     """That CUDA graphs were asked for and are not there, and torch's reason."""
     is_cpu = device.startswith("cpu")  # where no setting has them
-    if (
-        is_cpu
-        or not record.config.has_cuda_graphs
-        or not record.detail.get("cudagraph_skips")
-    ):
+    if is_cpu or not record.config.has_cuda_graphs or not record.cudagraph_skips:
         return ""
     reasons = [show.plain(x) for x in _listed(record, "cudagraph_skip_reasons")[:1]]
     return ": ".join(
@@ -100,10 +96,8 @@ def _gave_up(record: Record, device: str) -> str:
 def _broken(record: Record) -> str:
     """Where the graph breaks, and over what; the first two places."""
     places = []
-    for row in _listed(record, "breaks", dict):
-        place, code, reason = (
-            show.plain(row.get(k, "")) for k in ("place", "code", "reason")
-        )
+    for row in record.breaks:
+        place, code, reason = map(show.plain, (row.place, row.code, row.reason))
         code = f"`{show.shorten(code.replace('`', ''), _SHORT)}`" if code else ""
         if where := f"{place} {code}".strip():
             places.append(
@@ -115,9 +109,7 @@ def _broken(record: Record) -> str:
     return f"the graph breaks at {', '.join(places[:2])}{more}"
 
 
-def _listed(record: Record, name: str, kind: type = object) -> list[Any]:
-    """A child's list; what is of another kind is left out."""
+def _listed(record: Record, name: str) -> list[Any]:
+    """A child's list; nothing where it is of another kind."""
     listed = record.detail.get(name)
-    return (
-        [x for x in listed if isinstance(x, kind)] if isinstance(listed, list) else []
-    )
+    return listed if isinstance(listed, list) else []

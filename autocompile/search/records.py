@@ -11,7 +11,7 @@ from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import TrialRequest
 from autocompile.settings.config import Setting
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.record import GraphBreak, Outcome, Record, Step
 
 Known = Mapping[Setting, Record]
 
@@ -148,14 +148,13 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         return None
     if twin.ok and twin.graph_breaks:
         place = number, setting.phase, setting.config, setting.batch_size
-        detail = {"breaks": twin.detail.get("breaks", []), "answered": True}
-        record = Record(*place, message=_breaks(twin), detail=detail)
+        breaks = list(twin.breaks)
+        record = Record(*place, message=_breaks(twin), breaks=breaks, answered=True)
         record.outcome, record.step = Outcome.GRAPH_BREAK, Step.COMPILE
         return record
-    skipped = twin.recompiles or twin.detail.get("skipped_frames")
-    if twin.ok and (
-        skipped or twin.graphs not in (None, 1)
-    ):  # else compiled once, as one graph
+    # With fullgraph the same code is made only where it compiled once, as one graph.
+    is_whole = twin.graphs in (None, 1)
+    if twin.ok and (twin.recompiles or twin.skipped_frames or not is_whole):
         return None
     return dataclasses.replace(
         twin,
@@ -164,14 +163,14 @@ def answer(number: int, setting: Setting, known: Known) -> Record | None:
         wall_s=0.0,
         spans=(),
         duplicate_of=twin.number if twin.duplicate_of is None else twin.duplicate_of,
-        detail=twin.detail if twin.ok else {**twin.detail, "answered": True},
+        answered=not twin.ok,
         notes=[*twin.notes, _FULLGRAPH] if twin.ok else twin.notes,
     )
 
 
 def _breaks(record: Record) -> str:
     """What a trial says of the breaks of its graph."""
-    first: Mapping[str, str] = next(iter(record.detail.get("breaks", [])), {})
-    reason = f": {first['reason']}" if first.get("reason") else ""
-    place = f" ({first['place']})" if first.get("place") else ""
+    first = next(iter(record.breaks), GraphBreak())
+    reason = f": {first.reason}" if first.reason else ""
+    place = f" ({first.place})" if first.place else ""
     return f"trial {record.number} broke the graph {record.graph_breaks} times{reason}{place}"

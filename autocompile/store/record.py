@@ -22,7 +22,7 @@ from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_json
-from autocompile.store.reading import demand_schema, known, of_fields, plain
+from autocompile.store.reading import Part, demand_schema, known, of_fields, plain
 
 AT_WORK = "at_work"
 """File in a race's folder: the number of the trial whose setting is running, or -1."""
@@ -66,6 +66,15 @@ class Step(str, Enum):
     EXIT = "exit"
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphBreak(Part):
+    """A place where Dynamo broke the graph; what is not known of it is empty."""
+
+    place: str = ""  # such as model.py:12
+    code: str = ""  # the line there
+    reason: str = ""  # in torch's words
+
+
 @dataclass(kw_only=True)
 class TaskResult:
     """What the process of every task may send."""
@@ -77,8 +86,9 @@ class TaskResult:
     where: str | None = None
     # what, details and hint of an error of ours
     explained: Mapping[str, Any] | None = None
-    # What else was found, by name. Most of it is only shown; ``breaks`` and ``skipped_frames``
-    # also answer the same setting with fullgraph.
+    # Of the graph that it compiled, or of the error that ended it: the first few places.
+    breaks: list[GraphBreak] = field(default_factory=list)
+    # What else was found, by name: it is only shown.
     detail: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -158,6 +168,9 @@ class Record(TaskResult):
     graphs: int | None = None
     graph_breaks: int | None = None
     recompiles: int | None = None
+    skipped_frames: int | None = None  # functions that Dynamo gave up as a whole
+    cudagraph_skips: int | None = None  # graphs that Inductor replays by no CUDA graph
+    answered: bool = False  # not tried, since other trials told how it ends
     # whether new weights change what the compiled side computes
     weights_live: bool | None = None
     reference_s: float | None = None  # of the reference workload

@@ -88,7 +88,7 @@ def note_failure(
     result.outcome, result.message = outcome_of(error, step), first_words(error)
     result.where = where_in(error, home)
     if result.outcome is Outcome.GRAPH_BREAK:
-        result.detail["breaks"] = breaks_of(error, home)
+        result.breaks = breaks_of(error, home)
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in _causes(error)):
         # The last reason is what went on until the limit.
         why = ("no reason is known", *recompile_reasons())[-1]

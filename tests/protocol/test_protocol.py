@@ -33,7 +33,14 @@ from autocompile.search.records import records_of, to_record
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.reading import plain
-from autocompile.store.record import Measurement, Outcome, Record, Step, TaskResult
+from autocompile.store.record import (
+    GraphBreak,
+    Measurement,
+    Outcome,
+    Record,
+    Step,
+    TaskResult,
+)
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -188,7 +195,7 @@ RECORD = Record(
     notes=["a note"],
     measurement=Measurement((1.0, 1.0), (0.5, 0.5)),
     compile_window=(1.0, 2.5),
-    detail={"breaks": []},
+    breaks=[GraphBreak(place="net.py:3", reason="a loop")],
 )
 RESULTS = [
     TrialResult(outcome=Outcome.OK, sides=[RECORD]),
@@ -306,6 +313,17 @@ def test_what_a_child_says_of_its_place_in_a_run_is_the_parents_business() -> No
     assert (record.number, record.phase, record.config) == (7, "forward", CONFIG)
     assert (record.role, record.race, record.repeats) == ("search", None, None)
     assert (record.wall_s, record.duplicate_of) == (2.0, None)
+
+
+@pytest.mark.parametrize("breaks", ["x", ["x"], [{"place": 3}]])
+def test_breaks_of_another_form_are_no_result(breaks: Any) -> None:
+    payload = {**RECORD.to_dict(), "breaks": breaks}
+    ending = Ending(Outcome.OK, Step.EXIT, payload=payload)
+    record = to_record(7, Setting(CONFIG, 4), ending)
+    assert record.outcome is Outcome.INFRASTRUCTURE
+    assert "breaks" in record.message or "place" in record.message
+    fit = dataclasses.replace(ending, payload=RECORD.to_dict())
+    assert to_record(7, Setting(CONFIG, 4), fit).breaks == RECORD.breaks
 
 
 def test_an_error_that_was_explained_is_raised_as_it_was() -> None:

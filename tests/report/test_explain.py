@@ -13,15 +13,16 @@ from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.intervals import Interval
 from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.record import GraphBreak, Measurement, Outcome, Record, Step
 
-BREAK = {"place": "model.py:12", "code": "print(x)", "reason": "Failed to trace print"}
+BREAK = GraphBreak(place="model.py:12", code="print(x)", reason="Failed to trace print")
 
 
 def trial(
     number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any
 ) -> Record:
-    names = ("graph_breaks", "recompiles", "compile_s", "refresh_s", "calls_per_update")
+    names = ("graph_breaks", "recompiles", "compile_s", "refresh_s", "calls_per_update",
+             "cudagraph_skips", "breaks")  # fmt: skip
     facts = {k: detail.pop(k) for k in names if k in detail}
     return Record(
         number, "forward", config, 4, outcome=Outcome.OK, step=Step.EXIT,
@@ -57,7 +58,7 @@ def test_where_nothing_is_recorded_nothing_is_said() -> None:
     assert why(candidate(old), "faster", [candidate(old)], "cpu") == []
     assert why(None, "failed", [], "cpu") == []
     assert not list(obstacles([old], "cuda"))
-    odd = trial(2, breaks="x", cudagraph_skip_reasons=7)
+    odd = trial(2, cudagraph_skip_reasons=7)
     assert why(candidate(odd), "faster", [], "cuda") == ["one graph, no breaks"]
     assert not list(obstacles([odd], "cuda"))
 
@@ -88,7 +89,7 @@ def test_where_the_graph_breaks_is_told_once_also_of_fullgraph_that_failed() -> 
         4,
         outcome=Outcome.GRAPH_BREAK,
         step=Step.COMPILE,
-        detail={"breaks": [BREAK] * 3},
+        breaks=[BREAK] * 3,
     )
     same = trial(7, graph_breaks=3, breaks=[BREAK] * 3)
     other = trial(8, graph_breaks=1, breaks=[BREAK])
@@ -139,8 +140,7 @@ def test_a_trial_records_what_eager_runs_and_where_the_graph_breaks(
 ) -> None:
     file = tmp_path / "net.py"
     file.write_text(NET)
-    detail = bench.run(file, "aot_eager").payload["sides"][0]["detail"]
-    (place,) = detail["breaks"]
+    (place,) = bench.run(file, "aot_eager").payload["sides"][0]["breaks"]
     assert (place["place"], place["code"]) == (
         "net.py:12",
         "torch._dynamo.graph_break()",

@@ -213,6 +213,24 @@ def test_a_graph_that_breaks_is_not_compiled_fullgraph_again_and_again(
     )
 
 
+def test_what_a_graph_broke_over_is_said_of_the_settings_that_it_answers(
+    target: Path,
+) -> None:
+    place = {"place": "net.py:3", "code": "print(x)", "reason": "cannot trace print"}
+    result = tuned(target, speeds(TRUTH, graph_breaks=2, breaks=[place]))
+    broken = [r for r in result.trials if r.outcome is Outcome.GRAPH_BREAK]
+    assert broken and all(r.answered for r in broken)
+    assert all(
+        r.message.endswith("2 times: cannot trace print (net.py:3)") for r in broken
+    )
+
+
+def test_where_a_function_was_skipped_fullgraph_is_tried(target: Path) -> None:
+    executor = FakeExecutor(speeds(TRUTH, skipped_frames=1))
+    tuned(target, executor, effort="full")
+    assert any(r["config"]["fullgraph"] for r in searched(executor))
+
+
 def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> None:
     def breaking(request: Mapping[str, Any]) -> Ending:
         config = request["config"]

@@ -17,7 +17,14 @@ from autocompile.cli import commands as cli
 from autocompile.errors import RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.store.files import write_json
-from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
+from autocompile.store.record import (
+    GraphBreak,
+    Measurement,
+    Outcome,
+    Record,
+    RunFolder,
+    Step,
+)
 
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -39,7 +46,7 @@ def record(number: int = 3) -> Record:
         notes=["a note"],
         weights_live=True,
         where="net.py:3",
-        detail={"breaks": []},
+        breaks=[GraphBreak(place="net.py:3", reason="a loop")],
     )
 
 
@@ -58,12 +65,16 @@ def test_a_record_of_an_older_version_is_read_and_statistics_come_from_raw_times
     assert Record.from_dict(data).began == 1e9
     for name in ("spans", "weights_live", "where"):
         del data[name]
-    data["detail"] = {"weights_live": True, "where": "net.py:3"}
+    data["detail"] = {"weights_live": True, "where": "net.py:3", "skipped_frames": 2}
+    data["detail"]["breaks"] = [{"place": "net.py:3", "code": "", "reason": "a loop"}]
+    del data["breaks"], data["skipped_frames"]
     data["measurement"] |= {"compiled_s": [0.5] * 8, "shortened": []}
     older = Record.from_dict(data)
     assert older.began is None and older.measurement is not None
     assert older.measurement.speedup.value == pytest.approx(4.0)
     assert (older.weights_live, older.where, older.detail) == (True, "net.py:3", {})
+    assert older.skipped_frames == 2
+    assert older.breaks == [GraphBreak(place="net.py:3", reason="a loop")]
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

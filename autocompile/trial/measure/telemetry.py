@@ -13,6 +13,7 @@ import torch
 
 from autocompile.errors import first_line
 from autocompile.protocol.processes import children
+from autocompile.store.record import GraphBreak
 from autocompile.trial.measure.recompiles import reason_in_words
 
 _SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
@@ -138,24 +139,20 @@ def end_compile_workers() -> None:
     compiling.shutdown_compile_workers()
 
 
-def found_by_dynamo(home: Path) -> dict[str, Any]:
-    """Graph breaks with their places in the user's folder, and why CUDA graphs were skipped."""
-    return {"breaks": _breaks(home), "cudagraph_skip_reasons": _cudagraph_skips()}
-
-
-def _breaks(home: Path) -> list[dict[str, Any]]:
+def breaks_met(home: Path) -> list[GraphBreak]:
+    """The graph breaks since the last reset, with their places in the user's folder: a few."""
     reasons = list(getattr(torch._dynamo.utils, "graph_break_reasons", ()))
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[tuple[str, str], GraphBreak] = {}
     # Each needs files to be read, and a break in a loop is met many times.
     for reason in reasons[:_LOOKED_AT]:
         row = _break(reason.user_stack, reason.reason, home)
-        rows.setdefault(f"{row['place']} {row['reason']}", row)
+        rows.setdefault((row.place, row.reason), row)
     every = list(rows.values())
-    with_code = [row for row in every if row["code"]]
+    with_code = [row for row in every if row.code]
     return (with_code or every)[:_MOST]
 
 
-def _cudagraph_skips() -> list[str]:
+def cudagraph_skip_reasons() -> list[str]:
     """Why Inductor has made no CUDA graphs, in torch's words but for where it found the reason."""
     metrics = torch._dynamo.utils.get_compilation_metrics()
     texts = (getattr(m, "cudagraph_skip_reason", None) for m in metrics)
@@ -167,31 +164,32 @@ def _cudagraph_skips() -> list[str]:
     return list(reasons)[:_FEW]
 
 
-def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
+def breaks_of(error: BaseException, home: Path) -> list[GraphBreak]:
     """The graph break that a Dynamo error reports; empty if none."""
     stack = getattr(error, "real_stack", None)
     return [_break(stack, str(error), home)] if stack else []
 
 
-def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
+def _break(stack: Any, reason: str, home: Path) -> GraphBreak:
     """Place and line of code of a graph break in the user's code, and torch's reason."""
-    row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
+    said = first_line(reason)[:_WIDE]
     frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
     users = [f for f in frames if not Path(f.filename).is_relative_to(_OURS)]
     of_the_target = [f for f in users if _is_in(home, Path(f.filename))]
     if not frames:
-        return row
+        return GraphBreak(reason=said)
     # The innermost, of the code that the user can change most easily.
     frame = (of_the_target or users or frames)[-1]
-    row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
+    code = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
+    place = ""
     # A file of autocompile would not help a user.
     if users:
         path = Path(frame.filename)
         short = "/".join(path.parts[-2:])
         if of_the_target:
             short = path.relative_to(home).as_posix()
-        row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
-    return row
+        place = f"{short}:{frame.lineno}"[-_WIDE:]
+    return GraphBreak(place=place, code=code, reason=said)
 
 
 def _is_in(home: Path, path: Path) -> bool:

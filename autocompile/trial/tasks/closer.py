@@ -26,22 +26,27 @@ from autocompile.trial.verify.side_checks import new_weights, schedule
 
 _LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 
+# What Dynamo and Inductor count that is a field of a record.
+_COUNTS = ("graphs", "graph_breaks", "recompiles", "skipped_frames", "cudagraph_skips")
+
 # When it has compiled --------------------------------------------------------------------------
 
 
 def prove_compiled(record: Record, home: Path) -> None:
     """At least one graph reached the backend, and what the setting asked for happened."""
     facts = telemetry.dynamo_facts()
-    for name in ("graphs", "graph_breaks", "recompiles"):
+    for name in _COUNTS:
         setattr(record, name, facts.pop(name))
-    record.detail |= {**facts, **telemetry.found_by_dynamo(home)}
+    record.breaks = telemetry.breaks_met(home)
+    skip_reasons = telemetry.cudagraph_skip_reasons()
+    record.detail |= {**facts, "cudagraph_skip_reasons": skip_reasons}
     if record.graphs == 0:
         met = (*facts["break_reasons"], *facts["skip_reasons"])
         why = f": {met[0]}" if met else ""
         what = f"Dynamo captured no graph: everything ran in eager mode{why}"
         raise Failed(Outcome.NOT_COMPILED, what)
     skipped = "no CUDA graphs: Inductor gave them up here"
-    if facts["cudagraph_skips"] and skipped not in record.notes:
+    if record.cudagraph_skips and skipped not in record.notes:
         record.notes.append(skipped)
 
 
