@@ -158,6 +158,21 @@ def bakes_buffers(graph, inputs):
 
 
 @register_backend
+def keeps_by_address(graph, inputs):
+    """It takes inputs at an address for those that were there before."""
+    kept = {}
+
+    def run(*args):
+        # As new tensors do not, in the loop of a program: the version counts no changes of data.
+        where = tuple((x.data_ptr(), x._version) for x in args)
+        if where not in kept:
+            kept[where] = graph(*args)
+        return tuple(out.clone() for out in kept[where])
+
+    return run
+
+
+@register_backend
 def ignores_writes(graph, inputs):
     return lambda *args: graph(*(a.clone() for a in args))
 

@@ -158,11 +158,12 @@ class Movement:
         return math.sqrt(float(together[0] / together[1]))
 
 
-def explained(
-    x: torch.Tensor, moves: Moves, multiple: float = _MULTIPLE
-) -> torch.Tensor:
+def explained(x: torch.Tensor, moves: Moves, is_gradient: bool = False) -> torch.Tensor:
     """The errors of the slices of a tensor that rounding explains where it moves them so far."""
-    return (multiple * moves.worst(x) + _OF_FEW / counts(x)) * moves.scale(x)
+    # A row of an output is wrong where rounding has chosen another one: only of a gradient, which
+    # sums over many samples, may one that was chosen otherwise show in all of a slice.
+    multiple = _OF_GRADIENT * moves.worst(x) if is_gradient else _MULTIPLE * chances(x)
+    return (multiple + _OF_FEW / counts(x)) * moves.scale(x)
 
 
 _Pair = tuple[str, Any, Any]
@@ -196,8 +197,8 @@ class _Leaf:
     def limit(self, movement: Movement) -> torch.Tensor:
         """The largest error of each slice that rounding explains."""
         least = torch.finfo(as_real(self.want).dtype).eps * self.far.size[0]
-        multiple = _OF_GRADIENT if self.is_gradient else _MULTIPLE
-        by = explained(self.want, movement.slices(self.path), multiple)
+        moves = movement.slices(self.path)
+        by = explained(self.want, moves, self.is_gradient)
         return torch.maximum(by + least, self._least)
 
     def is_rounding(self, movement: Movement) -> bool:
@@ -345,7 +346,7 @@ def _off(leaf: _Leaf, limit: torch.Tensor) -> str:
     unit = float(size[worst]) or 1.0
     why = f"relative RMS; tolerance {leaf.tolerance:.0e}"
     if float(limit[worst]) / unit > leaf.tolerance:
-        why += f", rounding explains {float(limit[worst]) / unit:.0e}"
+        why += f", rounding explains {float(limit[worst]) / unit:.2g}"
     off = f"is off by {float(error[worst]) / unit:.2g} ({why})"
     return f"{leaf.path} at {place} {off}" if place else f"{leaf.path} {off}"
 

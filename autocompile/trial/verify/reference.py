@@ -23,7 +23,7 @@ from autocompile.trial.model.calls import Calls, Sample, each_call
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.state import perturb, random_states
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.values import copies, copy_inputs
+from autocompile.trial.values import copies, copy_inputs, rewritten
 from autocompile.trial.verify import compared
 from autocompile.trial.verify.compare import (
     Movement,
@@ -129,10 +129,16 @@ class Reference:
         """An eager side at the precision of the reference that has made no call."""
         return self.another_side(self._precision)
 
-    def call(self, side: Side, index: int) -> Any:
-        """Make call number ``index`` with its seed and its inputs."""
+    def call(self, side: Side, index: int, in_place: bool = False) -> Any:
+        """Make call number ``index`` with its seed and its inputs.
+
+        ``in_place``: in the memory of the inputs that the side had last, if they fit.
+        """
+        inputs = self.batches[index % len(self.batches)]
         # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self.batches[index % len(self.batches)])
+        side.inputs = (
+            rewritten(side.inputs, inputs) if in_place else copy_inputs(inputs)
+        )
         if self.compares_updates:
             side.before = copies([*side.parameters.values()])
         seed_everything(self.seed + index)

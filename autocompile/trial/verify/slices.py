@@ -20,6 +20,8 @@ import torch
 _PIECE = 2**20
 _SAMPLE = 4096  # elements that the median is taken of
 _ENOUGH = 16  # tries that tell how far one of them may be off
+# As far as one in a try is taken into account: a whole row that is wrong is further off.
+_MOST_TAIL = 4.0
 _HUGE = 10.0  # in a normal distribution, one in 10^10 elements is as large
 
 
@@ -96,8 +98,8 @@ class Moves:
         """How much the worst of the slices along an axis may exceed its scale.
 
         As far as chance alone makes it, or as far as a slice in one of the tries exceeded what the
-        others moved it by: errors of an activation that is 0 or not, or of a slice that is one
-        large number, are small most of the time, and many times as large some of the time.
+        others moved it by, up to ``_MOST_TAIL``: errors of an activation that is 0 or not, or of a
+        slice that is one large number, are small most of the time, and large some of the time.
         """
         found, scale = chances(x), self.scale(x)
         count = len(self.errors)
@@ -109,7 +111,8 @@ class Moves:
         least = torch.finfo(scale.dtype).tiny
         most = (squares.sqrt() / others.clamp(min=least)).amax(0)
         for begin, end in axes_of(x):
-            found[begin:end] = torch.maximum(found[begin:end], most[begin:end].max())
+            tail = most[begin:end].max().clamp(max=_MOST_TAIL)
+            found[begin:end] = torch.maximum(found[begin:end], tail)
         return found
 
     def _each(self) -> torch.Tensor:

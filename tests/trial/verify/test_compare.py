@@ -335,23 +335,31 @@ def test_some_times_what_eagers_own_rounding_moves_is_rounding(
         assert (compare({part: eager}, got, moved=moved) is None) is is_right
 
 
-def test_a_slice_may_be_off_by_what_another_was_off_by_in_a_try() -> None:
+def test_a_row_of_a_gradient_may_be_off_by_more_where_rounding_moved_others_in_a_try() -> (
+    None
+):
     """An activation that is 0 or not moves one row of a gradient, and another one each time."""
     torch.manual_seed(0)
-    weight, movement = torch.randn(64, 256), Movement()
+    weight = torch.randn(64, 256)
+    movements = {"gradients": Movement(), "outputs": Movement()}
 
-    def with_row(row: int, off: float) -> dict[str, Any]:
+    def with_row(row: int, off: float) -> torch.Tensor:
         got = weight.clone()
         got[row] += off * torch.randn(256)
-        return {"outputs": got}
+        return got
 
     for number in range(TRIES[-1]):
-        movement.add({"outputs": weight}, with_row(number, 0.2))
-    for off, is_right in ((0.5, True), (0.7, False)):
-        found = compare(
-            {"outputs": weight}, with_row(60, off), moved=lambda tries: movement
-        )
-        assert (found is None) is is_right
+        for part, movement in movements.items():
+            movement.add({part: {"w": weight}}, {part: {"w": with_row(number, 0.02)}})
+
+    def is_right(part: str, off: float) -> bool:
+        moved = movements[part]
+        views = {part: {"w": weight}}, {part: {"w": with_row(60, off)}}
+        return compare(*views, moved=lambda tries: moved) is None
+
+    assert is_right("gradients", 0.12)
+    assert not is_right("gradients", 0.2)
+    assert not is_right("outputs", 0.02), "a row that is another one is wrong"
 
 
 def test_a_slice_of_a_gradient_may_be_off_by_fifteen_times_and_no_more() -> None:

@@ -478,3 +478,29 @@ def test_the_memory_of_the_gpu_is_asked_on_which_the_tensors_are(
     free["cuda:1"] = 10**9
     assert trees.copies([OnGpu()]) == ["cuda:1"]  # type: ignore[list-item]
     assert asked == [torch.device("cuda:1")] * 2
+
+
+class Codes(nn.Module):
+    """It gives the nearest of some codes for each row: in bfloat16, rounding chooses others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.codes = nn.Linear(16, 32), nn.Embedding(64, 32)
+        self.outer = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        far = torch.cdist(self.inner(x).float(), self.codes.weight.float())
+        return self.outer(self.codes(far.argmin(-1)))
+
+
+@pytest.mark.parametrize("rows", [320, 2304])
+def test_a_wrong_row_is_found_where_rounding_chooses_other_rows(rows: int) -> None:
+    def zeroed(y: torch.Tensor) -> torch.Tensor:
+        y = y.clone()
+        y[7] = 0
+        return y
+
+    made = a_target(lambda: Codes().bfloat16(), batch(rows, 16, dtype=torch.bfloat16))
+    judged(made, "forward", EAGER)
+    _, message = refused(made, "forward", EAGER, changed(zeroed))
+    assert "at [7] of axis 0" in message
