@@ -118,13 +118,17 @@ class Race:
         return any(decision.open for _, decision in self._decisions())
 
     def needed_s(self) -> float:
-        """Estimated seconds of the fewest sets that every phase and batch size needs.
+        """Estimated seconds of the fewest sets that the answer of each phase needs.
 
         Where these have been raced it is what one more setting needs, and the best beside it: what
-        a search finds then has to be confirmed.
+        a search finds then has to be confirmed. Other batch sizes than those that answers are about
+        are raced in what time is left: no setting stays untried for them.
         """
         total_s = another_s = 0.0
-        for cell, decision in self._decisions():
+        for (phase, batch_size), decision in self._decisions():
+            if batch_size != self.own_sizes[phase]:
+                continue
+            cell = phase, batch_size
             runners = finalists(decision)
             fewest = min((c.tries for c in runners), default=SETS[0])
             total_s += max(0, SETS[0] - fewest) * self._set_s(cell, runners)

@@ -171,6 +171,17 @@ def test_what_races_do_not_take_goes_to_the_search(target: Path) -> None:
     assert len(tried) >= 6
 
 
+def test_no_setting_stays_untried_for_races_of_other_batch_sizes(target: Path) -> None:
+    """Three sets at each of three sizes take 27 of 90 seconds; the answer needs 9 of them."""
+    clock = Clock()
+    result = ran(target, working(clock, trial_s=3.0, set_s=2.25), 90.0)
+    tried = [r for r in result.trials if r.role == "search" and r.wall_s > 0]
+    assert len(tried) >= 22
+    (answer,) = (phase.answer for phase in result.report.phases.values())
+    assert answer.best.confirmed_processes >= 3
+    assert clock.monotonic() <= 90.0
+
+
 def test_an_eager_mode_that_fails_in_one_phase_does_not_end_the_search_of_another(
     target: Path,
 ) -> None:
