@@ -28,6 +28,7 @@ from autocompile.store.report import (
     Answer,
     Failures,
     FromCalls,
+    OtherNumbers,
     Percentile,
     PhaseResult,
     Report,
@@ -122,6 +123,7 @@ class _Phase:
             horizon=self.run.request.horizon,
             as_calls_grow=tuple(self._as_calls_grow(here)),
             calls=_kinds(best),
+            other_numbers=tuple(self._other_numbers()),
             settings=every_tried(self.records),
             trials=tuple(_trial(r, self.run_dir) for r in self._measured),
         )
@@ -134,6 +136,15 @@ class _Phase:
     @property
     def _device(self) -> str:
         return str(self.run.environment.get("device", ""))
+
+    def _other_numbers(self) -> Iterator[OtherNumbers]:
+        """What lower precision would bring; nothing where it was asked for."""
+        space = self.run.request.space
+        if space.precision or space.autocast:
+            return
+        found = self.run.target.get("other_numbers") or {}
+        for each in found.get(self.name, ()):
+            yield OtherNumbers(**each)
 
     def _outlook(self, searched: Searched) -> Outlook:
         """What may still come of the phase, and the commands that would bring it."""

@@ -11,7 +11,14 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.record import Outcome
-from autocompile.store.report import Answer, Best, PhaseResult, Report, Trial
+from autocompile.store.report import (
+    Answer,
+    Best,
+    OtherNumbers,
+    PhaseResult,
+    Report,
+    Trial,
+)
 
 METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
@@ -239,6 +246,7 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
             yield Line("Cost", cost)
     if phase.as_calls_grow:
         yield Line("Calls", (_as_calls_grow(phase),))
+    yield from map(_in_other_numbers, phase.other_numbers)
     yield from _sure(phase)
     if answer.best:
         yield from (Line("Note", (note,)) for note in exported_warning(answer.best))
@@ -284,6 +292,14 @@ def _as_calls_grow(phase: PhaseResult) -> Text:
         parts += [f" up to {show.thousands(turn.calls)} calls, then "] if parts else []
         parts.append(_code(show.label(turn.config)))
     return (*parts, " for any number of calls" if len(phase.as_calls_grow) == 1 else "")
+
+
+def _in_other_numbers(other: OtherNumbers) -> Line:
+    """What an option that changes numbers would bring."""
+    gain = f"eager mode alone is {other.speedup:.1f}× as fast with "
+    change = f", and its results are {100 * other.change:.1g} % off: "
+    unasked = "nothing changes numbers unasked"
+    return Line("Precision", ((gain, _code(other.option), change, unasked),))
 
 
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:

@@ -306,6 +306,21 @@ class FromCalls(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherNumbers(Part):
+    """What an option that changes numbers, and is not asked for, would bring eager mode.
+
+    Attributes:
+        option: of the command line.
+        speedup: of a pass in eager mode, in one process.
+        change: how far its results are from those without it, relative to their size.
+    """
+
+    option: str
+    speedup: float
+    change: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Workload(Part):
     """The calls that a pass makes; times of a phase are of a pass."""
 
@@ -331,9 +346,10 @@ class PhaseResult(Part):
         horizon: calls of a program, over which compile time counts.
         as_calls_grow: where there is a horizon, the best setting by rising calls.
         calls: by shape, of the best setting.
+        other_numbers: what lower precision would bring, where it is much.
     """
 
-    optional = ("as_calls_grow",)
+    optional = ("as_calls_grow", "other_numbers")
 
     answer: Answer
     other_sizes: tuple[Answer, ...] = ()
@@ -351,6 +367,7 @@ class PhaseResult(Part):
     horizon: int | None = None
     as_calls_grow: tuple[FromCalls, ...] = ()
     calls: tuple[CallKind, ...] = ()
+    other_numbers: tuple[OtherNumbers, ...] = ()
     settings: tuple[Tried, ...] = ()
     trials: tuple[Trial, ...] = ()
 

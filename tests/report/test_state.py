@@ -70,6 +70,27 @@ def test_a_live_run_says_what_has_not_begun(target: Path) -> None:
     assert "no result" not in "".join(lines)
 
 
+@pytest.mark.parametrize("asked", [None, ("none", "bfloat16")])
+def test_a_precision_that_would_bring_much_is_named_unless_it_was_asked_for(
+    target: Path, asked: tuple[str, ...] | None
+) -> None:
+    payload = probed().payload["target"]
+    gain = {"option": "--autocast bfloat16", "speedup": 2.13, "change": 0.004}
+    probe = probed(target={**payload, "other_numbers": {"forward": [gain]}})
+    space = dataclasses.replace(SPACE, autocast=asked)
+    tune(target, executor=FakeExecutor(script, probe), space=space)
+    phases, lines = shown()
+    said = [line for line in lines if line.startswith("Precision")]
+    if asked:
+        assert not said
+        assert "other_numbers" not in phases["forward"]
+    else:
+        assert phases["forward"]["other_numbers"] == [gain]
+        (line,) = said
+        assert "2.1× as fast with --autocast bfloat16" in line
+        assert "0.4 % off" in line
+
+
 def test_a_stopped_run_says_what_has_not_begun(target: Path) -> None:
     class PressesCtrlC(FakeExecutor):
         def start(self, job: Job) -> None:

@@ -38,6 +38,7 @@ from autocompile.trial.model.calls import (
 from autocompile.trial.model.own_step import demand_calls
 from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
+from autocompile.trial.tasks.other_numbers import other_numbers
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
 from autocompile.trial.values import tensors_by_path
@@ -104,6 +105,12 @@ def _look_at_target(
     if FORWARD in phases:
         with contextlib.suppress(torch.OutOfMemoryError):
             _demand_that_a_copy_does(target, request)
+    size, seed = request.batch_size, request.header.seed
+    numbers = {
+        phase: other_numbers(target, phase, inputs_of(target, phase, size, seed), seed)
+        for phase in result.target["phases"]
+    }
+    result.target["other_numbers"] = {p: found for p, found in numbers.items() if found}
     return peak
 
 

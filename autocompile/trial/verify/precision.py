@@ -26,12 +26,7 @@ def demand_close(
     Raises:
         Failed: ``wrong_output``.
     """
-    # Without gradients and updates: noise among them differs at every precision.
-    results = [
-        {n: v for n, v in view.items() if n in ("outputs", "loss")}
-        for view in (unchanged, changed)
-    ]
-    change = max(mismatch_scale(*results), _share_of_labels(unchanged, changed))
+    change = change_of(changed, unchanged)
     if check:
         if problem := refusal(check, unchanged["outputs"], changed["outputs"]):
             raise Failed(
@@ -42,6 +37,20 @@ def demand_close(
         what = f"outputs change by {change:.2g} (relative RMS; {limit})"
         raise Failed(Outcome.WRONG_OUTPUT, what)
     return f"at the requested precision, outputs change by {change:.1g}"
+
+
+def change_of(changed: View, unchanged: View) -> float:
+    """How far results are apart: relative RMS, or the share of integers that differ.
+
+    Raises:
+        Failed: ``wrong_output``: one overflows.
+    """
+    # Without gradients and updates: noise among them differs at every precision.
+    results = [
+        {n: v for n, v in view.items() if n in ("outputs", "loss")}
+        for view in (unchanged, changed)
+    ]
+    return max(mismatch_scale(*results), _share_of_labels(unchanged, changed))
 
 
 def _share_of_labels(unchanged: View, changed: View) -> float:

@@ -1,0 +1,78 @@
+"""What eager mode would gain by other numbers, which nothing uses unasked: TF32 and autocast."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import OPTIMIZER_STEP, PHASES
+from autocompile.trial.measure.timing import block, timer_of
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.target import Target, seed_everything
+from autocompile.trial.tasks.steps import timed
+from autocompile.trial.verify.outputs import View, copy_view
+from autocompile.trial.verify.precision import change_of
+
+_WAYS = (
+    ("--precision high", dataclasses.replace(EAGER, precision="high")),
+    ("--autocast bfloat16", dataclasses.replace(EAGER, autocast="bfloat16")),
+)
+_LEAST = 1.15  # times as fast: less is not worth other numbers
+_ROUNDS = 5  # the fastest pass of each counts, since others may use the machine
+# Of a pass in eager mode: with longer ones the look would take more than a few seconds.
+_LONGEST_S = 0.5
+
+
+def other_numbers(
+    target: Target, phase: str, inputs: Any, seed: int
+) -> list[dict[str, Any]]:
+    """What an option that changes numbers brings in eager mode, where it brings much.
+
+    Each has the ``option``, the ``speedup`` of a pass, and ``change``: how far results are from
+    those without it (relative RMS, or the share of integers that differ).
+    """
+    if phase == OPTIMIZER_STEP or PHASES[phase].is_update:
+        return []  # the first multiplies no matrices; a library makes its updates itself
+    if not any(p.dtype is torch.float32 for p in target.model.parameters()):
+        return []
+    try:
+        return [*_gains(target, phase, inputs, seed)]
+    except Exception:  # no error of the target, which runs without these options
+        traceback.print_exc()
+        return []
+
+
+def _gains(
+    target: Target, phase: str, inputs: Any, seed: int
+) -> Iterator[dict[str, Any]]:
+    usual = _side(target, phase, inputs, EAGER)
+    view = _first_view(usual, seed)
+    timer = timer_of(target.device)
+    if block(timed(usual), 1, timer) > _LONGEST_S:
+        return
+    for option, config in _WAYS:
+        side = _side(target, phase, inputs, config)
+        change = change_of(_first_view(side, seed), view)
+        calls = timed(usual), timed(side)
+        rounds = [[block(call, 1, timer) for call in calls] for _ in range(_ROUNDS)]
+        usual_s, side_s = map(min, zip(*rounds, strict=True))
+        # Without a change there is no such precision here, and a gain is noise.
+        if change and usual_s / side_s >= _LEAST:
+            yield {"option": option, "speedup": usual_s / side_s, "change": change}
+
+
+def _side(target: Target, phase: str, inputs: Any, config: CompileConfig) -> Side:
+    """A side of a setting that wraps the whole step, as autocast does."""
+    shares = not PHASES[phase].trains
+    model = target.fresh_model(phase, shares_parameters=shares)
+    return make_side(target, phase, inputs, config, model, is_whole=True)
+
+
+def _first_view(side: Side, seed: int) -> View:
+    seed_everything(seed)
+    return copy_view(side.view(side.run()))
