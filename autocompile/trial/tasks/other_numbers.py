@@ -14,7 +14,7 @@ from autocompile.settings.phases import OPTIMIZER_STEP, PHASES
 from autocompile.trial.measure.timing import block, timer_of
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.tasks.steps import timed
+from autocompile.trial.tasks.steps import inputs_of, timed
 from autocompile.trial.verify.outputs import View, copy_view
 from autocompile.trial.verify.precision import change_of
 
@@ -29,7 +29,7 @@ _LONGEST_S = 0.5
 
 
 def other_numbers(
-    target: Target, phase: str, inputs: Any, seed: int
+    target: Target, phase: str, batch_size: int, seed: int
 ) -> list[dict[str, Any]]:
     """What an option that changes numbers brings in eager mode, where it brings much.
 
@@ -41,15 +41,16 @@ def other_numbers(
     if not any(p.dtype is torch.float32 for p in target.model.parameters()):
         return []
     try:
-        return [*_gains(target, phase, inputs, seed)]
+        return [*_gains(target, phase, batch_size, seed)]
     except Exception:  # no error of the target, which runs without these options
         traceback.print_exc()
         return []
 
 
 def _gains(
-    target: Target, phase: str, inputs: Any, seed: int
+    target: Target, phase: str, batch_size: int, seed: int
 ) -> Iterator[dict[str, Any]]:
+    inputs = inputs_of(target, phase, batch_size, seed)
     usual = _side(target, phase, inputs, EAGER)
     view = _first_view(usual, seed)
     timer = timer_of(target.device)

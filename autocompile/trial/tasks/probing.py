@@ -105,9 +105,9 @@ def _look_at_target(
     if FORWARD in phases:
         with contextlib.suppress(torch.OutOfMemoryError):
             _demand_that_a_copy_does(target, request)
-    size, seed = request.batch_size, request.header.seed
+    seed = request.header.seed
     numbers = {
-        phase: other_numbers(target, phase, inputs_of(target, phase, size, seed), seed)
+        phase: other_numbers(target, phase, request.batch_size, seed)
         for phase in result.target["phases"]
     }
     result.target["other_numbers"] = {p: found for p, found in numbers.items() if found}

@@ -27,9 +27,8 @@ class Waiting(torch.nn.Module):
 
 
 def of(model: torch.nn.Module, phase: str = "forward") -> list[dict[str, Any]]:
-    inputs = (torch.ones(2, 4),)
-    target = Target("functions", model, lambda _: inputs)
-    return other_numbers(target, phase, inputs, 0)
+    target = Target("functions", model, lambda batch_size: (torch.ones(batch_size, 4),))
+    return other_numbers(target, phase, 2, 0)
 
 
 @pytest.mark.parametrize("phase", ["forward", "train_step"])
