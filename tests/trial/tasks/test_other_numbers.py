@@ -42,7 +42,7 @@ def test_a_precision_that_makes_eager_mode_much_faster_is_named_with_its_change(
 
 
 def test_a_small_gain_is_not_named_nor_one_without_other_numbers() -> None:
-    assert of(Waiting(0.03, 0.029, off=0.01)) == []
+    assert of(Waiting(0.1, 0.096, off=0.01)) == []
     assert of(Waiting(0.03, 0.01, off=0.0)) == []
 
 
