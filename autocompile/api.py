@@ -355,10 +355,13 @@ def _study(
     environment, target = run.environment, run.target
     device = environment["device"].split(":")[0]
     has_convolutions = target.get("has_convolutions", False)
-    priors = {p: prior_of(device, p, has_convolutions) for p in spaces}
+    operators = target.get("operators", {})
+    priors = {
+        p: prior_of(device, p, has_convolutions, operators.get(p)) for p in spaces
+    }
     settings = [setting for space in spaces.values() for setting in space.settings]
     memory_bytes = environment.get("device_memory_bytes")
-    alone = plain_runs_alone(bench.deadlines, memory_bytes, bench.executor.slots)
+    alone = plain_runs_alone(memory_bytes, bench.executor.slots)
     return Study(
         sampler=make_sampler(
             request.sampler, settings, priors, sizes, request.seed, alone
@@ -368,6 +371,7 @@ def _study(
         progress=bench.progress,
         deadlines=bench.deadlines,
         trials=request.trials,
+        compared=request.compared,
         calls_per_update=lambda phase, size: calls_between_updates(
             phase, request, target, size
         ),

@@ -57,6 +57,8 @@ from autocompile.store.targets import is_same_target
 Effort = Literal["quick", "normal", "full"]
 EFFORTS: Mapping[str, float | None] = {"quick": 90.0, "normal": 300.0, "full": None}
 """Seconds of a run; None: to the end of the list of settings."""
+COMPARED: Mapping[str, int] = {"quick": 2, "normal": 4}
+"""Compiled settings of a phase that an effort tries at the least, longer than its seconds too."""
 Objective = Literal["throughput", "latency"]
 Isolation = Literal["auto", "fork", "spawn"]
 SAMPLERS = ("portfolio", "tpe", "random")
@@ -87,7 +89,7 @@ class Request:
     effort: Effort = option(
         "normal",
         choice("LEVEL", *get_args(Effort)),
-        "quick: 90 s, normal (if left out): 5 min, full: every setting",
+        "quick: 90 s, normal (if left out): 5 min, longer if compiling is slow; full: all settings",
         COMMON,
         "--effort",
         Kept.RUN | Kept.SUITE,
@@ -382,6 +384,12 @@ class Request:
     def total_s(self) -> float | None:
         """Seconds of the whole run; None: to the end of the list of settings."""
         return EFFORTS[self.effort] if self.budget_s is None else self.budget_s
+
+    @property
+    def compared(self) -> int:
+        """Compiled settings of each phase that a run takes its time for; 0: it ends on time."""
+        has_end = self.budget_s is not None or self.trials is not None
+        return 0 if has_end or self.only else COMPARED.get(self.effort, 0)
 
     @property
     def environments(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Seconds that are kept to end what still runs (about half a second) and to write the report
 # (about one), but no more than a share of a short budget.
@@ -24,22 +24,38 @@ _RACES = 0.4
 _GRACE = 0.03
 # Share of the time left that a trial may be expected to take: predictions are off by so much.
 _SURE = 0.85
-# A budget that is too short to wait for plain torch.compile() by itself, in seconds.
-_SHORT_S = 120.0
+# Times the seconds of an effort that a run may take at most where compiling takes long.
+_LONGEST = 6.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Deadlines:
     """The ends of a run's parts; all results are in seconds.
 
     Attributes:
         total_s: of the whole run, report included; None: no part has an end.
         began: the beginning, by ``clock``.
+        usual_s: ``total_s`` as it was at the beginning.
     """
 
     total_s: float | None = None
     began: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    usual_s: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.usual_s = self.total_s
+
+    def make_room(self, search_s: float, races_s: float) -> bool:
+        """Move the end so that trials of ``search_s`` fit before the races; whether it has moved."""
+        if self.total_s is None or self.usual_s is None:
+            return False
+        needed_s = self.spent_s + search_s / _SURE + races_s + _REPORT_S
+        total_s = min(needed_s / (1 - _EXPORTS - _GRACE), _LONGEST * self.usual_s)
+        if total_s <= self.total_s:
+            return False
+        self.total_s = total_s
+        return True
 
     @property
     def spent_s(self) -> float:
@@ -77,11 +93,6 @@ class Deadlines:
     def is_search_over(self, races_s: float) -> bool:
         """Whether the trials that run must be ended, for the races."""
         return self.search_left_s(races_s) <= 0
-
-    @property
-    def is_short(self) -> bool:
-        """Whether plain ``torch.compile()`` by itself could take all there is."""
-        return self._total_s <= _SHORT_S
 
     @property
     def _total_s(self) -> float:

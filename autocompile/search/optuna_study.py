@@ -69,6 +69,10 @@ class OptunaStudy:
         self._open[setting] = trial
         return setting
 
+    def seconds_to_compare(self, compared: int) -> float:
+        """What trials take until so many compiled settings of each phase have been tried."""
+        return self.sampler.seconds_to_compare(self._memory, compared)
+
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""
         row, trial = self._row(record), self._open.pop(Setting.of(record))

@@ -130,6 +130,7 @@ class ListedSampler(BaseSampler):
         self._is_own = np.array(
             [s.batch_size == sizes.get(s.phase, s.batch_size) for s in settings]
         )
+        self._phase = np.array([s.phase for s in settings])
         self._is_eager = np.array([s.config.is_eager for s in settings])
         self._is_plain_eager = np.array([s.config.is_plain_eager for s in settings])
         self._is_plain_compile = self._is_own & [
@@ -279,6 +280,31 @@ class ListedSampler(BaseSampler):
                 found[phase].append(label)
         return found
 
+    def seconds_to_compare(self, study: optuna.Study, compared: int) -> float:
+        """What trials take until so many compiled settings of each phase have been tried.
+
+        One after the other, eager mode and plain ``torch.compile()`` first, then the shortest. At
+        the batch size that the answer is about; 0 where they have been tried.
+        """
+        results = self.results(study)
+        state, expected_s = self.states(results), self.expected_s(results)
+        is_open = np.isin(state, (*PENDING, State.RUNNING)) & self._is_own
+        is_tried = results.done & (results.seconds > 0) & ~self._is_eager & self._is_own
+        needs_compiling = is_open & ~self._is_eager & ~self._has_twin
+        total_s = 0.0
+        for phase in self.priors:
+            here = self._phase == phase
+            missing = compared - int((is_tried & here).sum())
+            plain_first = np.where(self._is_plain_compile, 0.0, expected_s)
+            order = np.argsort(plain_first, kind="stable")
+            next_ones = [i for i in order if needs_compiling[i] and here[i]]
+            if missing > 0 and next_ones:
+                total_s += float(expected_s[next_ones[:missing]].sum())
+                total_s += float(
+                    expected_s[is_open & here & self._is_plain_eager].sum()
+                )
+        return total_s
+
     # What Optuna asks -----------------------------------------------------------------------------
 
     def infer_relative_search_space(
@@ -394,14 +420,12 @@ class PortfolioSampler(ListedSampler):
         gain = self._expected(results).gain + _LOOK * self._is_look
         gain *= self._weight
         seconds = self.expected_s(results)
-        in_front = self._is_plain_eager.astype(float)
-        if not self.plain_alone:
-            # Others run beside it, and it takes longest: it begins right after eager mode.
-            in_front += 1e-3 * self._is_plain_compile
+        # Plain torch.compile() takes longest: other forms of eager mode may not use up its time.
+        in_front = self._is_plain_eager + 1e-3 * self._is_plain_compile
+        if not self.plain_alone and math.isfinite(left_s):
             # Where the time is short, nearly all that fits is the last of its slot: what is
             # shorter saves nothing.
-            if math.isfinite(left_s):
-                seconds = np.maximum(seconds, left_s / 2)
+            seconds = np.maximum(seconds, left_s / 2)
         return Scores(gain, gain / seconds + _IN_FRONT * self._weight * in_front)
 
     def rest(self, study: optuna.Study) -> list[Rest]:

@@ -26,19 +26,18 @@ from autocompile.store.record import Outcome, Record
 # Compiler caches of each phase and batch size: as many as may be raced.
 _CACHES_KEPT = 8
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
+_TOLD = 1.1  # times as long as was said: what is less is not worth a line
 _NAMED = 3  # untried settings that a report may name
 
 
-def plain_runs_alone(
-    deadlines: Deadlines, memory_bytes: int | None, slots: int
-) -> bool:
+def plain_runs_alone(memory_bytes: int | None, slots: int) -> bool:
     """Whether plain ``torch.compile()`` runs before all others that compile, and beside none.
 
-    On an accelerator a short budget with enough slots does not wait for it, or there may be no time
-    for anything else.
+    On an accelerator, whose host has cores for all, what promises most begins with it: one compile
+    of a large model takes minutes, in which all but a core or two would wait.
     """
     is_accelerator = memory_bytes is not None
-    return not (is_accelerator and deadlines.is_short and slots > 2)
+    return not (is_accelerator and slots > 2)
 
 
 @dataclass
@@ -60,6 +59,8 @@ class Study:
     ]  # of the search and the races, those of earlier sessions included
     # Most that start a process for the search in this session, as its budget is of a session.
     trials: int | None = None
+    # Compiled settings of each phase that it tries at the least, if the run's end can be moved.
+    compared: int = 0
     compile_is_limited: bool = False  # a limit leaves out what compiles for longer
     # of the accelerator; None on a CPU: each trial has a limit
     memory_bytes: int | None = None
@@ -71,6 +72,7 @@ class Study:
         self._asked: dict[int, TrialRequest] = {}  # of those running
         self._beside: dict[int, int] = {}  # most others that ran beside each
         self._races_s = 0.0
+        self._told_s = 0.0  # the longest end of the run that the user knows of
         for record in self.records:
             self._learn(record)
         self._processes = 0  # started by this session
@@ -90,6 +92,7 @@ class Study:
         with self.jobs(self._is_over) as jobs:
             while True:
                 self._races_s = races_s()
+                self._make_room()
                 for job in self._next_jobs(jobs):
                     jobs.start(job)
                 if not jobs.size:
@@ -120,6 +123,20 @@ class Study:
     def unseen(self) -> dict[str, list[str]]:
         """By phase, the families that work here and were not looked at once."""
         return self._optuna.unseen
+
+    def _make_room(self) -> None:
+        """Move the end of the run where too few compiled settings would be tried before it."""
+        search_s = self._optuna.seconds_to_compare(self.compared)
+        if not search_s or not self.deadlines.make_room(search_s, self._races_s):
+            return
+        total_s, usual_s = self.deadlines.total_s, self.deadlines.usual_s
+        if total_s and usual_s and total_s > _TOLD * max(usual_s, self._told_s):
+            self._told_s = total_s
+            self.progress.warning(
+                f"compiling takes long here: the run takes about {total_s / 60:.0f} min in place "
+                f"of {usual_s / 60:.1f}, in which {self.compared} compiled settings of each phase "
+                f"can be tried (--budget {usual_s:.0f}s ends it sooner)"
+            )
 
     def _is_over(self) -> bool:
         """Whether what runs must be ended. Plain torch.compile() is, for no race."""

@@ -171,6 +171,61 @@ def test_what_races_do_not_take_goes_to_the_search(target: Path) -> None:
     assert len(tried) >= 6
 
 
+def compiling_slowly(clock: Clock, operators: int | None = None) -> Timed:
+    """Eager mode takes 5 seconds, and whatever compiles takes 60."""
+
+    def work(request: Mapping[str, Any]) -> Ending:
+        wall_s = 5.0 if is_eager(request) or is_raced(request) else 60.0
+        ending = measured(1.0 if is_eager(request) else 1.5, compile_s=wall_s)
+        return dataclasses.replace(ending, wall_s=wall_s)
+
+    payload = probed().payload["target"]
+    known = {"operators": {"forward": operators}}
+    return Timed(
+        work, clock, probed(modes=PROBED.payload["modes"], target=payload | known)
+    )
+
+
+ONE_SIZE = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+
+
+@pytest.mark.parametrize(("effort", "least"), [("quick", 2), ("normal", 4)])
+def test_an_effort_takes_longer_where_too_little_would_be_compared(
+    target: Path, effort: str, least: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    executor = compiling_slowly(clock)
+    result = tune(
+        target, executor=executor, effort=effort, clock=clock.monotonic, space=ONE_SIZE
+    )
+    tried = [r for r in result.trials if r.role == "search" and not r.config.is_eager]
+    assert sum(r.outcome is Outcome.OK for r in tried) >= least
+    assert clock.monotonic() <= 6 * {"quick": 90.0, "normal": 300.0}[effort]
+    assert "compiling takes long here" in capsys.readouterr().err
+
+
+def test_of_many_operators_it_is_said_before_anything_is_compiled(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    tune(
+        target,
+        executor=compiling_slowly(clock, operators=2000),
+        effort="quick",
+        clock=clock.monotonic,
+        space=ONE_SIZE,
+        progress="plain",
+    )
+    said = capsys.readouterr().err
+    assert said.index("compiling takes long here") < said.index("plain torch.compile()")
+
+
+def test_a_budget_is_never_made_longer(target: Path) -> None:
+    clock = Clock()
+    ran(target, compiling_slowly(clock), 90.0, space=ONE_SIZE)
+    assert clock.monotonic() <= 90.0
+
+
 def test_no_setting_stays_untried_for_races_of_other_batch_sizes(target: Path) -> None:
     """Three sets at each of three sizes take 27 of 90 seconds; the answer needs 9 of them."""
     clock = Clock()

@@ -518,3 +518,16 @@ def test_a_kind_that_no_table_has_starts_from_its_device_and_phase_or_from_nothi
     )
     assert prior_of("cpu", "forward", True) != prior_of("cpu", "forward", False)
     assert prior_of("xpu", "forward", True) == Prior()
+
+
+def test_compiling_many_operators_is_expected_to_take_longer_and_eager_mode_not() -> (
+    None
+):
+    usual, large = (
+        prior_of("cuda", "train_step", False, operators) for operators in (50, 10_000)
+    )
+    assert usual == prior_of("cuda", "train_step", False)
+    longer = large.cost_s(CompileConfig()) / usual.cost_s(CompileConfig())
+    assert 2 < longer < 6
+    assert large.cost_s(EAGER) == usual.cost_s(EAGER)
+    assert large.effects == usual.effects

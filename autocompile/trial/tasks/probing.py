@@ -38,6 +38,7 @@ from autocompile.trial.model.calls import (
 from autocompile.trial.model.own_step import demand_calls
 from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
+from autocompile.trial.tasks.operators import operators_of
 from autocompile.trial.tasks.other_numbers import other_numbers
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
@@ -108,6 +109,10 @@ def _look_at_target(
     seed = request.header.seed
     numbers = {
         phase: other_numbers(target, phase, request.batch_size, seed)
+        for phase in result.target["phases"]
+    }
+    result.target["operators"] = {
+        phase: operators_of(target, phase, request.batch_size, seed)
         for phase in result.target["phases"]
     }
     result.target["other_numbers"] = {p: found for p, found in numbers.items() if found}
