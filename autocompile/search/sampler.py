@@ -420,12 +420,14 @@ class PortfolioSampler(ListedSampler):
         gain = self._expected(results).gain + _LOOK * self._is_look
         gain *= self._weight
         seconds = self.expected_s(results)
-        # Plain torch.compile() takes longest: other forms of eager mode may not use up its time.
-        in_front = self._is_plain_eager + 1e-3 * self._is_plain_compile
-        if not self.plain_alone and math.isfinite(left_s):
+        in_front = self._is_plain_eager.astype(float)
+        if not self.plain_alone:
+            # Others run beside it, and it takes longest: it begins right after eager mode.
+            in_front += 1e-3 * self._is_plain_compile
             # Where the time is short, nearly all that fits is the last of its slot: what is
             # shorter saves nothing.
-            seconds = np.maximum(seconds, left_s / 2)
+            if math.isfinite(left_s):
+                seconds = np.maximum(seconds, left_s / 2)
         return Scores(gain, gain / seconds + _IN_FRONT * self._weight * in_front)
 
     def rest(self, study: optuna.Study) -> list[Rest]:
