@@ -38,6 +38,7 @@ from autocompile.settings.option import (
     SIZE,
     TIME,
     TRIED,
+    Declared,
     Kept,
     choice,
     declared,
@@ -415,12 +416,37 @@ class Request:
             )
             if is_same or (name != "target" and name not in (self.asked or ())):
                 continue
+            now, then = self._typed_apart(earlier, name)
             raise UsageError(
                 f"the run was made with another {name}",
-                f"it has {theirs}, now {mine} was asked for",
+                f"it has {then or 'its default'}, now {now or 'the default'} was asked for",
                 hint="leave the option out, or start a new run without --resume",
             )
         return dataclasses.replace(self, **{n: getattr(earlier, n) for n in begun})
+
+    def _typed_apart(self, other: Request, name: str) -> tuple[str, str]:
+        """How the options of a field in which two requests differ are typed, of each."""
+        if name == "target":
+            return self.target, other.target
+        apart = [
+            each
+            for each in declared(Request)
+            if each.path[0] == name and each.of(self) != each.of(other)
+        ]
+        # Those of a group say more than the group as a whole.
+        apart = [each for each in apart if each.path[1:]] or apart
+
+        def words(each: Declared, one: Request) -> list[str]:
+            value = each.of(one)
+            if isinstance(value, tuple) and value and each.path[1:]:
+                return [each.option.flag, ",".join(str(v).lower() for v in value)]
+            return typed(each, value)
+
+        mine, theirs = (
+            shlex.join(word for each in apart for word in words(each, one))
+            for one in (self, other)
+        )
+        return mine, theirs
 
     def command(self, *more: str, names: Collection[str] = ()) -> str:
         """The command that tunes the target, with the options of these names."""

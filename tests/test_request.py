@@ -345,3 +345,13 @@ def test_what_was_typed_becomes_the_fields_that_it_is_of() -> None:
 def test_an_unknown_key_of_a_group_is_named(group: str) -> None:
     with pytest.raises(UsageError, match=f"{group}: key 'backened' is none of"):
         Request.of("model.py", {group: {"backened": 1}})
+
+
+def test_a_refusal_to_resume_names_options_and_values_as_they_are_typed() -> None:
+    earlier = Request.of("model.py", {"limits": {"latency_s": 5.0}})
+    asked = Request.of("model.py", {"limits": {"latency_s": 4.0}})
+    with pytest.raises(UsageError) as caught:
+        dataclasses.replace(asked, asked=("limits",)).resumed(earlier)
+    said = str(caught.value)
+    assert "it has --max-latency 5, now --max-latency 4 was asked for" in said
+    assert "Limits(" not in said

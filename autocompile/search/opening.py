@@ -42,7 +42,12 @@ def resolved(request: Request) -> tuple[RunFolder, Request]:
     target, run_dir = request.target, request.run_dir
     if request.resume:
         folder = RunFolder(run_dir or runs.latest_of(target, runs.HERE))
-        earlier = Request.from_dict(folder.read_run()["request"])
+        begun = folder.read_run()
+        earlier = Request.from_dict(begun["request"])
+        # A run for which no device was named has found one.
+        found = (begun.get("environment") or {}).get("device")
+        if earlier.device is None and request.device == found:
+            request = dataclasses.replace(request, device=None)
         return folder, request.resumed(earlier)
     folder = RunFolder(run_dir) if run_dir else runs.new_folder(target)
     if folder.run_json.exists():

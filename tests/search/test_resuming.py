@@ -121,7 +121,7 @@ def of(sha256: str) -> FakeExecutor:
         (
             {"space": SearchSpace(batch_sizes=(8,))},
             UsageError,
-            r"it has batch_sizes=\(4,\), now batch_sizes=\(8,\) was asked for",
+            "it has --batch-size 4, now --batch-size 8 was asked for",
         ),
         ({"effort": "full"}, UsageError, "another effort"),
         (
@@ -143,6 +143,15 @@ def test_another_request_or_target_is_not_resumed(
     resumed(target, of("one"), trials=2, **asked)
     with pytest.raises(error, match=said):
         resumed(target, **{"script": of("one"), **options})
+
+
+def test_a_run_that_found_its_device_takes_the_name_of_that_device(
+    target: Path,
+) -> None:
+    tuned(target, of("one"), trials=2)
+    resumed(target, of("one"), trials=2, device="cpu")
+    with pytest.raises(UsageError, match="now --device cuda was asked for"):
+        resumed(target, of("one"), trials=2, device="cuda")
 
 
 def test_a_run_whose_model_imports_what_has_changed_is_not_resumed(
