@@ -121,6 +121,7 @@ def _answer(name: str, phase: PhaseResult, code: str) -> tuple[Text, ...]:
 def _section(name: str, phase: PhaseResult, own: int | None, full: bool) -> Section:
     blocks: list[Line | Table] = [
         *_batch_sizes(phase, own),
+        *_failed_sizes(phase),
         *_shapes(phase),
         *_known(phase),
     ]
@@ -187,6 +188,14 @@ def _batch_sizes(phase: PhaseResult, own: int | None) -> Iterator[Table]:
     first = int(all(answer.batch_size is None for answer, _ in listed))
     shown = tuple(tuple(row[first:]) for row in rows)
     yield Table("", titles[first:], shown, right=range(4 - first))
+
+
+def _failed_sizes(phase: PhaseResult) -> Iterator[Line]:
+    """The other batch sizes at which nothing works, which are in no table."""
+    for answer in phase.other_sizes:
+        if answer.verdict == "failed":
+            text = f"at batch size {answer.batch_size}: {show.plain(answer.reason)}"
+            yield Line("Failed", (text,), "warning")
 
 
 def _size_remarks(answer: Answer, best: Best) -> Iterator[str]:

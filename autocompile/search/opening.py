@@ -28,6 +28,9 @@ from autocompile.store.sources import sources_of
 
 Found = Mapping[str, ProbeResult]
 
+# How eager mode may fail at one batch size and work at another.
+_OF_SIZE = (Outcome.RUNTIME_ERROR, Outcome.OUT_OF_MEMORY)
+
 _MORE = {
     Outcome.TIMEOUT: "a longer --timeout, if it only needs more time",
     Outcome.OUT_OF_MEMORY: "a larger --memory-limit, if it only needs more memory",
@@ -118,13 +121,43 @@ def probe(
 ) -> ProbeResult:
     """What the interpreter of an environment finds of machine, torch and target.
 
-    It is ended with an error where all the time of the run has gone into it.
+    It calls the target at the largest batch size; where that fails, and not the target by itself,
+    at the smallest. It is ended with an error where all the time of the run has gone into it.
     """
+    sizes = request.space.batch_sizes or DEFAULT_BATCH_SIZES
+    parts = request, job_factory, executor, progress, deadlines, environment
+    try:
+        return _probe_at(max(sizes), *parts)
+    except _FailsThere as error:
+        if min(sizes) == max(sizes):
+            raise
+        why = ". ".join((error.what, *error.details))
+        progress.warning(f"at batch size {max(sizes)}: {why}")
+        with contextlib.suppress(_FailsThere):
+            found = _probe_at(min(sizes), *parts)
+            found.target["fails_at"] = max(sizes)
+            return found
+        raise
+
+
+class _FailsThere(TargetError):
+    """Eager mode fails at one batch size, for all that is known."""
+
+
+def _probe_at(
+    batch_size: int,
+    request: Request,
+    job_factory: JobFactory,
+    executor: Executor,
+    progress: Progress,
+    deadlines: Deadlines,
+    environment: str,
+) -> ProbeResult:
     backends = request.space.backends
     asked = ProbeRequest(
         header=job_factory.header,
         phases=request.phases or None,
-        batch_size=max(request.space.batch_sizes or DEFAULT_BATCH_SIZES),
+        batch_size=batch_size,
         backends=backends,
     )
     compiles = backends is None or "inductor" in backends
@@ -141,10 +174,13 @@ def probe(
     if ending.outcome is Outcome.INTERRUPTED:
         raise _no_time_left(request.target, ending, deadlines, log)
     error = result.error or _target_error(request.target, ending, result, log)
-    if environment == "default":
-        raise error
-    where = f"in the environment {environment} ({job.python})"
-    raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
+    if environment != "default":
+        where = f"in the environment {environment} ({job.python})"
+        error = TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
+    is_of_call = ending.step is Step.EAGER and ending.outcome in _OF_SIZE
+    if is_of_call and not result.error:
+        raise _FailsThere(error.what, *error.details, hint=error.hint)
+    raise error
 
 
 def _no_time_left(

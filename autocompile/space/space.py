@@ -203,11 +203,16 @@ def sizes_of(
 def first_sizes(
     spaces: Mapping[str, Space], request: Request, target: Mapping[str, Any]
 ) -> dict[str, int | None]:
-    """The batch size of each phase that its answer is about, and that comes first."""
-    own = target.get("own_batch_size") or {}
+    """The batch size of each phase that its answer is about, and that comes first.
+
+    None at which the first look at the target has failed.
+    """
+    own, broken = target.get("own_batch_size") or {}, target.get("fails_at")
     return {
         name: leading_size(
-            own.get(name), [s.batch_size for s in space.settings], request.objective
+            own.get(name),
+            [s.batch_size for s in space.settings if s.batch_size != broken],
+            request.objective,
         )
         for name, space in spaces.items()
     }
