@@ -323,30 +323,37 @@ def copy_tree(tree: Any) -> Any:
 
 
 def rewritten(old: Any, new: Any) -> Any:
-    """The old inputs with the values of the new; a copy of the new where these do not fit.
+    """A copy of the new inputs in the memory of the old ones, where their tensors fit.
 
     No tensor knows of it: its version stays, as that of a new tensor whose memory another one had.
     """
     ours, theirs = tensors_by_path(old), tensors_by_path(new)
-    fits = ours.keys() == theirs.keys() and all(
-        x.shape == theirs[path].shape
-        and x.dtype == theirs[path].dtype
-        and is_writable(x)
-        for path, x in ours.items()
-    )
-    if not fits:
-        return copy_inputs(new)
-    for path, x in ours.items():
-        x.data.copy_(theirs[path].data)
-    return old
+    places = {
+        id(x): ours[path]
+        for path, x in theirs.items()
+        if path in ours and _fits(ours[path], x)
+    }
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or id(x) not in places:
+            return _copied(x)
+        places[id(x)].data.copy_(x.data)
+        return places[id(x)]
+
+    return rebuilt(new, copied)
+
+
+def _fits(place: torch.Tensor, x: torch.Tensor) -> bool:
+    is_alike = place.shape == x.shape and place.dtype == x.dtype
+    return is_alike and place.requires_grad == x.requires_grad and is_writable(place)
 
 
 def copy_inputs(tree: Any) -> Any:
     """A copy of inputs: a tensor that takes gradients still does."""
+    return rebuilt(tree, _copied)
 
-    def copied(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x.copy()
-        return x.detach().clone().requires_grad_(x.requires_grad)
 
-    return rebuilt(tree, copied)
+def _copied(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x.copy()
+    return x.detach().clone().requires_grad_(x.requires_grad)
