@@ -167,6 +167,15 @@ def test_where_nothing_begins_no_folder_is_left(
     assert not list(Path().glob("runs/*"))
 
 
+@pytest.fixture()
+def _ctrl_c() -> Iterator[None]:
+    """A job in the background is started with SIGINT ignored, a program in a terminal is not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(
     target: Path, fake: FakeCluster
 ) -> None:
@@ -192,6 +201,7 @@ def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(
         assert result.config["forward"].mode == "max-autotune"
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_starts_none_of_the_types_that_wait_for_the_machine(
     target: Path, fake: FakeCluster
 ) -> None:
@@ -206,6 +216,7 @@ def test_ctrl_c_starts_none_of_the_types_that_wait_for_the_machine(
     assert fake.opened.keys() == {"T4"}
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_while_threads_start_reaches_every_type(
     target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +235,7 @@ def test_ctrl_c_while_threads_start_reaches_every_type(
     assert not fake.alive
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_while_stations_start_ends_the_run_once_they_have(
     target: Path, fake: FakeCluster
 ) -> None:

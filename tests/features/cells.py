@@ -253,6 +253,8 @@ def tuned(
             first = autocompile.tune(target, **more, progress="none")
         assert first.to_dict()["interrupted"]
         more["resume"] = True
+        if most is not None:  # which is of both sessions here
+            most -= sum(r.role == "search" and r.ok for r in first.trials)
     return autocompile.tune(target, **more, trials=most, progress="none")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autocompile.settings.phases import PHASES
 from autocompile.trial.model.sides import make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of
@@ -41,8 +40,7 @@ def operators_of(target: Target, phase: str, batch_size: int, seed: int) -> int 
     """Operators of one pass of a phase, its backward pass included; None if it cannot be told."""
     try:
         inputs = inputs_of(target, phase, batch_size, seed)
-        shares = not PHASES[phase].trains
-        model = target.fresh_model(phase, shares_parameters=shares)
+        model = target.fresh_model(phase, shares_parameters=True)
         side = make_side(target, phase, inputs, model=model)
         seed_everything(seed)
         counting = _Counting()

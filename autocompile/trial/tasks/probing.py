@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import json
 from pathlib import Path
@@ -155,6 +156,8 @@ def _trials_at_once(device: torch.device, peak: int) -> int:
     Args:
         peak: bytes that the phases took in eager mode; 0 if there is no target.
     """
+    gc.collect()  # the looks at the target are over: what they took is free again
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     most = peak or torch.cuda.max_memory_allocated(device)
     # A trial runs the model in eager mode and compiled.
