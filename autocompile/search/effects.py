@@ -40,7 +40,7 @@ _WHOLE, _WHOLE_HERE = (
 )  # of a setting as a whole: shared part, part at a batch size
 _WORST = -0.7  # log speed-up below which a result counts as noisier
 # Of compiling, over the root of the operators of a call: equal code is compiled once. Of ten
-# models with 5 to 393 operators, it is within a factor of 2.4 of what they took
+# models with 5 to 447 operators, it is within a factor of 2.4 of what they took
 # (studies/search/operators.py).
 _PER_ROOT_S = 1.3
 _SECONDS = 3.0  # that a field adds to a trial if it is in no table

@@ -167,7 +167,7 @@ def test_where_nothing_begins_no_folder_is_left(
     assert not list(Path().glob("runs/*"))
 
 
-@pytest.fixture()
+@pytest.fixture
 def _ctrl_c() -> Iterator[None]:
     """A job in the background is started with SIGINT ignored, a program in a terminal is not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
