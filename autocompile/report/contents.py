@@ -308,7 +308,7 @@ def _in_other_numbers(other: OtherNumbers) -> Line:
     gain = f"eager mode alone is {other.speedup:.1f}× as fast with "
     change = f", and its results are {100 * other.change:.1g} % off: "
     unasked = "nothing changes numbers unasked"
-    return Line("Precision", ((gain, _code(other.option), change, unasked),))
+    return Line("Numbers", ((gain, _code(other.option), change, unasked),))
 
 
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:

@@ -46,12 +46,21 @@ class Deadlines:
     def __post_init__(self) -> None:
         self.usual_s = self.total_s
 
-    def make_room(self, search_s: float, races_s: float) -> bool:
-        """Move the end so that trials of ``search_s`` fit before the races; whether it has moved."""
+    def make_room(self, began_s: float, search_s: float, races_s: float) -> bool:
+        """Move the end where trials by themselves take longer than the run; whether it has moved.
+
+        Args:
+            began_s: after which the search began.
+            search_s: of the trials.
+            races_s: of the races after them, which then get their time, too.
+        """
         if self.total_s is None or self.usual_s is None:
             return False
-        needed_s = self.spent_s + search_s / _SURE + races_s + _REPORT_S
-        total_s = min(needed_s / (1 - _EXPORTS - _GRACE), _LONGEST * self.usual_s)
+        by_themselves_s = began_s + search_s / _SURE + _REPORT_S
+        if by_themselves_s <= self.usual_s:
+            return False
+        needed_s = (by_themselves_s + races_s) / (1 - _EXPORTS - _GRACE)
+        total_s = min(needed_s, _LONGEST * self.usual_s)
         if total_s <= self.total_s:
             return False
         self.total_s = total_s

@@ -70,7 +70,7 @@ class OptunaStudy:
         return setting
 
     def seconds_to_compare(self, compared: int) -> float:
-        """What trials take until so many compiled settings of each phase have been tried."""
+        """What the trials of so many compiled settings of each phase take, with eager mode's."""
         return self.sampler.seconds_to_compare(self._memory, compared)
 
     def tell(self, record: Record) -> None:

@@ -281,28 +281,27 @@ class ListedSampler(BaseSampler):
         return found
 
     def seconds_to_compare(self, study: optuna.Study, compared: int) -> float:
-        """What trials take until so many compiled settings of each phase have been tried.
+        """What the trials of so many compiled settings of each phase take, with eager mode's.
 
-        One after the other, eager mode and plain ``torch.compile()`` first, then the shortest. At
-        the batch size that the answer is about; 0 where they have been tried.
+        One after the other at the batch size that the answer is about: plain ``torch.compile()``
+        and the shortest others, by what they took or are expected to.
         """
+        if not compared:
+            return 0.0
         results = self.results(study)
-        state, expected_s = self.states(results), self.expected_s(results)
-        is_open = np.isin(state, (*PENDING, State.RUNNING)) & self._is_own
-        is_tried = results.done & (results.seconds > 0) & ~self._is_eager & self._is_own
-        needs_compiling = is_open & ~self._is_eager & ~self._has_twin
-        total_s = 0.0
+        state = self.states(results)
+        has_process = (state != State.HOPELESS) & ~(
+            results.done & (results.seconds == 0)
+        )
+        seconds = np.where(results.done, results.seconds, self.expected_s(results))
+        mine = has_process & self._is_own
+        compiled = mine & ~self._is_eager & ~self._has_twin
+        plain_first = np.where(self._is_plain_compile, 0.0, seconds)
+        total_s = float(seconds[mine & self._is_plain_eager].sum())
         for phase in self.priors:
-            here = self._phase == phase
-            missing = compared - int((is_tried & here).sum())
-            plain_first = np.where(self._is_plain_compile, 0.0, expected_s)
-            order = np.argsort(plain_first, kind="stable")
-            next_ones = [i for i in order if needs_compiling[i] and here[i]]
-            if missing > 0 and next_ones:
-                total_s += float(expected_s[next_ones[:missing]].sum())
-                total_s += float(
-                    expected_s[is_open & here & self._is_plain_eager].sum()
-                )
+            here = np.flatnonzero(compiled & (self._phase == phase))
+            chosen = here[np.argsort(plain_first[here], kind="stable")][:compared]
+            total_s += float(seconds[chosen].sum())
         return total_s
 
     # What Optuna asks -----------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Study:
         self._asked: dict[int, TrialRequest] = {}  # of those running
         self._beside: dict[int, int] = {}  # most others that ran beside each
         self._races_s = 0.0
+        self._began_s: float | None = None  # seconds of the run before its search
         self._told_s = 0.0  # the longest end of the run that the user knows of
         for record in self.records:
             self._learn(record)
@@ -89,6 +90,8 @@ class Study:
 
         ``races_s`` tells how many seconds they need, by what is known so far.
         """
+        if self._began_s is None:
+            self._began_s = self.deadlines.spent_s
         with self.jobs(self._is_over) as jobs:
             while True:
                 self._races_s = races_s()
@@ -127,7 +130,8 @@ class Study:
     def _make_room(self) -> None:
         """Move the end of the run where too few compiled settings would be tried before it."""
         search_s = self._optuna.seconds_to_compare(self.compared)
-        if not search_s or not self.deadlines.make_room(search_s, self._races_s):
+        began_s = self._began_s or 0.0
+        if not self.deadlines.make_room(began_s, search_s, self._races_s):
             return
         total_s, usual_s = self.deadlines.total_s, self.deadlines.usual_s
         if total_s and usual_s and total_s > _TOLD * max(usual_s, self._told_s):

@@ -80,7 +80,7 @@ def test_a_precision_that_would_bring_much_is_named_unless_it_was_asked_for(
     space = dataclasses.replace(SPACE, autocast=asked)
     tune(target, executor=FakeExecutor(script, probe), space=space)
     phases, lines = shown()
-    said = [line for line in lines if line.startswith("Precision")]
+    said = [line for line in lines if line.startswith("Numbers ")]
     if asked:
         assert not said
         assert "other_numbers" not in phases["forward"]

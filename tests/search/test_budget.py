@@ -204,6 +204,17 @@ def test_an_effort_takes_longer_where_too_little_would_be_compared(
     assert "compiling takes long here" in capsys.readouterr().err
 
 
+def test_a_quick_run_of_a_small_model_is_no_longer_than_it_says(target: Path) -> None:
+    """Two phases, whose many settings and races want more time than there is."""
+    clock = Clock()
+    executor = working(clock, trial_s=3.0, set_s=9.0)
+    payload = probed().payload["target"]
+    phases = {"phases": ["forward", "optimizer_step"]}
+    executor._probe = probed(modes=PROBED.payload["modes"], target=payload | phases)
+    tune(target, executor=executor, effort="quick", clock=clock.monotonic)
+    assert clock.monotonic() <= 90.0
+
+
 def test_of_many_operators_it_is_said_before_anything_is_compiled(
     target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

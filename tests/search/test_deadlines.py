@@ -56,10 +56,10 @@ def test_without_a_budget_nothing_ends() -> None:
 
 def test_the_end_moves_so_that_trials_fit_and_not_without_bound() -> None:
     made = deadlines(90.0, spent_s=30)
-    assert not made.make_room(10.0, 5.0)
+    assert not made.make_room(30.0, 45.0, 80.0), "by themselves they fit"
     assert made.total_s == 90.0
-    assert made.make_room(100.0, 5.0)
+    assert made.make_room(30.0, 100.0, 5.0)
     assert made.trial_s(5.0, 0.0) >= 100.0
-    assert made.make_room(1e4, 5.0)
+    assert made.make_room(30.0, 1e4, 5.0)
     assert made.total_s == 6 * 90.0
-    assert not NO_DEADLINES.make_room(1e4, 5.0)
+    assert not NO_DEADLINES.make_room(30.0, 1e4, 5.0)
