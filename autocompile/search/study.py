@@ -26,6 +26,9 @@ from autocompile.store.record import Outcome, Record
 # Compiler caches of each phase and batch size: as many as may be raced.
 _CACHES_KEPT = 8
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
+# Compiling may be so much shorter than expected while nothing has been compiled: it was in eight of
+# ten models (studies/search/operators.py). A run is longer only where that would not do.
+_UNSURE = 1.5
 _TOLD = 1.1  # times as long as was said: what is less is not worth a line
 _NAMED = 3  # untried settings that a report may name
 
@@ -130,6 +133,8 @@ class Study:
     def _make_room(self) -> None:
         """Move the end of the run where too few compiled settings would be tried before it."""
         search_s = self._optuna.seconds_to_compare(self.compared)
+        if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
+            search_s /= _UNSURE
         began_s = self._began_s or 0.0
         if not self.deadlines.make_room(began_s, search_s, self._races_s):
             return
