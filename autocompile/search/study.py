@@ -132,6 +132,8 @@ class Study:
 
     def _make_room(self) -> None:
         """Move the end of the run where too few compiled settings would be tried before it."""
+        if not self.compared:
+            return
         search_s = self._optuna.seconds_to_compare(self.compared)
         if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
             search_s /= _UNSURE

@@ -23,7 +23,8 @@ _WAYS = (
     ("--autocast bfloat16", dataclasses.replace(EAGER, autocast="bfloat16")),
 )
 _LEAST = 1.15  # times as fast: less is not worth other numbers
-_ROUNDS = 5  # the fastest pass of each counts, since others may use the machine
+_ROUNDS = 5  # the fastest block of each counts, since others may use the machine
+_BLOCK_S = 0.02
 # Of a pass in eager mode: with longer ones the look would take more than a few seconds.
 _LONGEST_S = 0.5
 
@@ -54,13 +55,17 @@ def _gains(
     usual = _side(target, phase, inputs, EAGER)
     view = _first_view(usual, seed)
     timer = timer_of(target.device)
-    if block(timed(usual), 1, timer) > _LONGEST_S:
+    pass_s = block(timed(usual), 1, timer)
+    if pass_s > _LONGEST_S:
         return
+    passes = max(1, round(_BLOCK_S / pass_s))
     for option, config in _WAYS:
         side = _side(target, phase, inputs, config)
         change = change_of(_first_view(side, seed), view)
         calls = timed(usual), timed(side)
-        rounds = [[block(call, 1, timer) for call in calls] for _ in range(_ROUNDS)]
+        rounds = [
+            [block(call, passes, timer) for call in calls] for _ in range(_ROUNDS)
+        ]
         usual_s, side_s = map(min, zip(*rounds, strict=True))
         # Without a change there is no such precision here, and a gain is noise.
         if change and usual_s / side_s >= _LEAST:

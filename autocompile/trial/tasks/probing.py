@@ -108,10 +108,11 @@ def _look_at_target(
         with contextlib.suppress(torch.OutOfMemoryError):
             _demand_that_a_copy_does(target, request)
     seed = request.header.seed
-    numbers = {
-        phase: other_numbers(target, phase, request.batch_size, seed)
-        for phase in result.target["phases"]
-    }
+    with channel.exclusive():  # beside the toolchain's compile gains are chance
+        numbers = {
+            phase: other_numbers(target, phase, request.batch_size, seed)
+            for phase in result.target["phases"]
+        }
     result.target["operators"] = {
         phase: operators_of(target, phase, request.batch_size, seed)
         for phase in result.target["phases"]
