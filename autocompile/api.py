@@ -244,6 +244,7 @@ def _concluded(
         bench.progress.warning("; ".join(facts))
     run.spaces = _searched(spaces, records, rest, unseen)
     run.wall_s += bench.deadlines.spent_s
+    run.spent_trials = study.spent_trials
     run.write(folder)
     return write_result(folder, run, records)
 

@@ -417,8 +417,9 @@ class Request:
             if is_same or (name != "target" and name not in (self.asked or ())):
                 continue
             now, then = self._typed_apart(earlier, name)
+            what = "another target" if name == "target" else "other options"
             raise UsageError(
-                f"the run was made with another {name}",
+                f"the run was made with {what}",
                 f"it has {then or 'its default'}, now {now or 'the default'} was asked for",
                 hint="leave the option out, or start a new run without --resume",
             )

@@ -63,6 +63,7 @@ def _row(answer: Answer) -> dict[str, Any]:
         "confidence": answer.confidence,
         "speedup": answer.gain.to_dict() if answer.gain else None,
         "batch_size": answer.batch_size,
+        "size": answer.size,
     }
 
 

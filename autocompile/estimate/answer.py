@@ -21,7 +21,7 @@ from autocompile.estimate.limits import Limits
 from autocompile.estimate.stages import could_go_on
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import EXPORTED, Outcome, Record
-from autocompile.store.report import Answer, Next, Verdict, Word
+from autocompile.store.report import Answer, Next, Verdict, Word, size_in_words
 from autocompile.store.run import Searched
 
 State = Literal["over", "running", "stopped"]
@@ -42,6 +42,7 @@ class Outlook:
         longer: the same with a longer budget than it had.
         wall_s: seconds that the run took; 0: not known.
         spent_trials: what ``--trials`` was, where it ended the search; 0: it did not.
+        calls: of a pass that makes several; 0: one call is timed.
     """
 
     searched: Searched = field(default_factory=Searched)
@@ -50,6 +51,7 @@ class Outlook:
     longer: str = ""
     wall_s: float = 0.0
     spent_trials: int = 0
+    calls: int = 0
 
 
 def answers(
@@ -162,7 +164,8 @@ class _Case:
 
     @property
     def there(self) -> str:
-        return "" if self.size is None else f" at batch size {self.size}"
+        size = size_in_words(self.size, self.outlook.calls)
+        return f" at {size}" if size else ""
 
 
 # --- the verdict ----------------------------------------------------------------------------------
@@ -183,6 +186,7 @@ def _answer(case: _Case, elsewhere: Sequence[int | None] = ()) -> Answer:
             verdict=verdict,
             reason=reason,
             command=longer,
+            calls=case.outlook.calls,
         )
     doubts = list(_doubts(case, decision, verdict))
     can_change = any(doubt.can_change for doubt in doubts)
@@ -195,6 +199,7 @@ def _answer(case: _Case, elsewhere: Sequence[int | None] = ()) -> Answer:
         command=case.outlook.command if can_change else "",
         best=figures(decision, case.found, case.exported),
         next=_next(decision) if verdict == "keep_eager" else None,
+        calls=case.outlook.calls,
     )
 
 

@@ -48,7 +48,7 @@ def _choice(report: Report, name: str, phase: PhaseResult) -> Choice:
         return Choice(name, verdict, None, answer.reason + also, doubt=answer.why)
     speedup, processes = best.speedup, best.confirmed_processes
     gain = f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
-    gain += " as fast as eager" + (f" at batch size {size}" if size else "")
+    gain += " as fast as eager" + (f" at {answer.size}" if answer.size else "")
     text = f"{gain} (trial {best.number}"
     text += f", confirmed in {processes} fresh processes" if processes else ""
     there = environment_of(report, best.config)

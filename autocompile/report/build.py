@@ -51,7 +51,7 @@ def build_report(run: Run, records: Sequence[Record], run_dir: str) -> Report:
     phases = {}
     for name in run.phases:
         mine = [r for r in records if r.phase == name]
-        phases[name] = _Phase(name, mine, records, run, run_dir, state).result()
+        phases[name] = _Phase(name, mine, run, run_dir, state).result()
     request = run.request
     return Report(
         target=Target(**known(Target, {**run.target, "spec": request.target})),
@@ -88,7 +88,6 @@ class _Phase:
 
     name: str
     records: Sequence[Record]  # of the phase, exported code included
-    run_records: Sequence[Record]  # of all phases
     run: Run
     run_dir: str
     state: State
@@ -148,8 +147,9 @@ class _Phase:
 
     def _outlook(self, searched: Searched) -> Outlook:
         """What may still come of the phase, and the commands that would bring it."""
+        calls = workload_of(self.name, self.run.target).get("calls", 0)
         if self.state == "running":
-            return Outlook(searched=searched, state=self.state)
+            return Outlook(searched=searched, state=self.state, calls=calls)
         had_s = self.run.request.total_s or 0.0
         return Outlook(
             searched=searched,
@@ -157,15 +157,9 @@ class _Phase:
             command=self._going_on(_GOING_ON_S),
             longer=self._going_on(max(_GOING_ON_S, 2 * had_s)),
             wall_s=self.run.wall_s,
-            spent_trials=self._spent_trials,
+            spent_trials=self.run.spent_trials,
+            calls=calls,
         )
-
-    @property
-    def _spent_trials(self) -> int:
-        """What ``--trials`` was, where as many of the search were started; else 0."""
-        most = self.run.request.trials or 0
-        started = sum(r.role == "search" for r in self.run_records)
-        return most if most and started >= most else 0
 
     def _going_on(self, budget_s: float) -> str:
         budget = f"{math.ceil(budget_s / 60)}m"

@@ -178,9 +178,9 @@ def render_runs(rows: Sequence[_Found], console: Console) -> None:
 
 def _answer(phase: _Found) -> str:
     """The gain and how sure it is, or the verdict in words."""
-    size, word = phase["batch_size"], phase["confidence"]
+    size, word = phase["size"], phase["confidence"]
     sure = "" if word in ("high", "") else f" {word}"
     if phase["verdict"] in _ANSWERS:
         return _ANSWERS[phase["verdict"]] + sure
-    at = "" if size is None else f" at batch size {size}"
+    at = f" at {size}" if size else ""
     return f"{text.estimate(phase['speedup'])}{at}{sure}"

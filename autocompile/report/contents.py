@@ -139,7 +139,7 @@ def _about(phase: PhaseResult) -> Iterator[Text]:
     if work := phase.workload:
         yield f"{show.many(work.calls, 'call')} of {show.many(work.kinds, 'shape')}"
     elif best and answer.batch_size is not None:
-        yield f"batch size {answer.batch_size}"
+        yield answer.size
     if phase.horizon:
         yield f"compile time counts, over {show.thousands(phase.horizon)} calls"
     if best and answer.changes_something:
@@ -194,7 +194,7 @@ def _failed_sizes(phase: PhaseResult) -> Iterator[Line]:
     """The other batch sizes at which nothing works, which are in no table."""
     for answer in phase.other_sizes:
         if answer.verdict == "failed":
-            text = f"at batch size {answer.batch_size}: {show.plain(answer.reason)}"
+            text = f"at {answer.size}: {show.plain(answer.reason)}"
             yield Line("Failed", (text,), "warning")
 
 

@@ -24,6 +24,7 @@ from autocompile.report import text as show
 from autocompile.report.contents import same_as
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.recorded_calls import workload_of
 
 Json = Mapping[str, Any]
 
@@ -55,10 +56,6 @@ def progress(kind: str, file: TextIO) -> Progress:
     return PlainProgress(file)
 
 
-def _cell(phase: str, batch_size: int | None) -> str:
-    return phase if batch_size is None else f"{phase} batch {batch_size}"
-
-
 class PlainProgress(Progress):
     """One stable line for each finished trial, for files, pipes and logs of CI."""
 
@@ -70,9 +67,10 @@ class PlainProgress(Progress):
     ) -> None:
         self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
         self._prefix = prefix  # of each line
+        self._target: Json = {}
 
     def header(self, target: Json, environment: Json, run_dir: str) -> None:
-        self._run_dir = show.plain(run_dir)
+        self._run_dir, self._target = show.plain(run_dir), target
         self._line(show.machine(environment))
         self._line(f"target  {show.target_name(target)}")
         for name, why in (target.get("choices") or {}).items():
@@ -86,7 +84,7 @@ class PlainProgress(Progress):
             self._line(f"budget  {show.clock(budget.total_s)}")
 
     def ended(self, record: Record, left: int) -> None:
-        batch = _cell(record.phase, record.batch_size)
+        batch = self._cell(record.phase, record.batch_size)
         line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<29} "
         self._event(f"{line}{show.label(record.config):<32} {self._result(record)}")
 
@@ -94,11 +92,19 @@ class PlainProgress(Progress):
         self, phase: str, batch_size: int | None, sides: int, number: int
     ) -> None:
         self._event(
-            f"race of {_cell(phase, batch_size)}, set {number}: {sides} beside eager"
+            f"race of {self._cell(phase, batch_size)}, set {number}: {sides} beside eager"
         )
 
     def warning(self, text: str) -> None:
         self._line(f"warning: {show.plain(text)}")
+
+    def _cell(self, phase: str, batch_size: int | None) -> str:
+        if batch_size is None:
+            return phase
+        calls = workload_of(phase, self._target).get("calls", 1)
+        if calls > 1:
+            return f"{phase} {calls} calls"
+        return f"{phase} batch {batch_size}"
 
     def _result(self, record: Record) -> str:
         if record.duplicate_of is not None:
@@ -170,9 +176,7 @@ class LiveProgress(PlainProgress):
     def started(self, number: int, setting: Setting) -> None:
         if self._is_race:
             self._is_race, self._now, self._steps = False, show.NONE, {}
-        label = (
-            f"{_cell(setting.phase, setting.batch_size)} · {show.label(setting.config)}"
-        )
+        label = f"{self._cell(setting.phase, setting.batch_size)} · {show.label(setting.config)}"
         self._running[number] = label, self._clock()
         self.step(number, Step.IMPORT)
 

@@ -144,7 +144,7 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     what = "Finalists" if raced else "Fastest of the search, one process each"
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     plot = Plot(
-        f"{what}{_at_size(at)}",
+        f"{what}{_at_size(phase.answer)}",
         f"Speed-up over eager with its 95 % interval. {dots}"
         f"Differences within the shaded zone, {100 * ZONE:.0f} % around the best, are not pursued.",
         "speed-up over eager (eager is 1)",
@@ -165,9 +165,9 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     yield plot
 
 
-def _at_size(size: int | None) -> str:
+def _at_size(answer: Answer) -> str:
     """The end of a title."""
-    return "" if size is None else f", batch size {size}"
+    return f", {answer.size}" if answer.size else ""
 
 
 def _ends(row: Candidate) -> tuple[float, float]:
@@ -242,7 +242,9 @@ def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
 
 def _gain_of(answer: Answer) -> Interval | None:
     """The speed-up of a batch size; of the next best setting where eager is kept."""
-    return answer.next.speedup if answer.next else answer.gain
+    if answer.next:
+        return answer.next.speedup
+    return answer.gain if answer.changes_something else None
 
 
 def _timed(phase: PhaseResult) -> list[tuple[Trial, Interval]]:
@@ -267,7 +269,7 @@ def _compile_time(phase: PhaseResult) -> Iterator[Plot]:
     if len(points) < 2:
         return
     plot = Plot(
-        f"Speed-up against compile time{_at_size(size)}",
+        f"Speed-up against compile time{_at_size(phase.answer)}",
         "Each mark is a setting, timed in one process with an empty cache. The best is larger.",
         "compile time in seconds (logarithmic)",
         "speed-up over eager",

@@ -190,7 +190,7 @@ def _no_time_left(
     during = {
         Step.IMPORT: "importing it",
         Step.BUILD: "building its model",
-        Step.EAGER: "its first eager call",
+        Step.EAGER: "making its inputs and a first eager call",
     }
     what = during.get(ending.step, f"the step {ending.step.value}")
     total_s = deadlines.total_s or deadlines.spent_s

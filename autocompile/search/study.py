@@ -186,11 +186,17 @@ class Study:
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
-        if self.trials is not None and self._processes >= self.trials:
+        if self.spent_trials:
             return None
         if len(self._running) >= self._fitting:
             return None
         return self._optuna.ask(self._trial_s())
+
+    @property
+    def spent_trials(self) -> int:
+        """What ``--trials`` is, once as many were started; else 0."""
+        most = self.trials
+        return most if most is not None and self._processes >= most else 0
 
     @property
     def _fitting(self) -> int:

@@ -25,6 +25,15 @@ compiled has ended. ``failed``: nothing works, or nothing that works keeps the l
 Word = Literal["high", "open", "low", ""]
 
 
+def size_in_words(batch_size: int | None, calls: int = 0) -> str:
+    """A batch size, or the samples of a pass of several calls; empty for None."""
+    if batch_size is None:
+        return ""
+    if calls > 1:
+        return f"{batch_size} samples in {calls} calls"
+    return f"batch size {batch_size}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rate(Part):
     """A throughput."""
@@ -175,7 +184,10 @@ class Answer(Part):
         command: goes on with the run; empty where that would change nothing.
         best: the setting with its figures; None without a result.
         next: the best of the others, where eager mode is kept.
+        calls: of a pass that makes several; ``batch_size`` is the samples of all of them.
     """
+
+    optional = ("calls",)
 
     batch_size: int | None
     verdict: Verdict
@@ -185,11 +197,17 @@ class Answer(Part):
     command: str = ""
     best: Best | None = None
     next: Next | None = None
+    calls: int = 0
 
     def __post_init__(self) -> None:
         has_best = self.verdict not in ("unknown", "failed")
         if has_best != (self.best is not None):
             raise ValueError(f"the verdict is {self.verdict}, and best does not fit it")
+
+    @property
+    def size(self) -> str:
+        """What it is about: ``batch size 4``; empty for a phase without one."""
+        return size_in_words(self.batch_size, self.calls)
 
     @property
     def is_faster(self) -> bool:

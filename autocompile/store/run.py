@@ -69,6 +69,7 @@ class Run:
         toolchain_s: seconds of the first compile; None where it was not timed.
         interrupted: until it has finished.
         wall_s: seconds that it has taken, over all sessions.
+        spent_trials: ``--trials`` of the last session, where that ended its search; else 0.
         running: whether a process is at work on it now; not kept.
     """
 
@@ -84,6 +85,7 @@ class Run:
     toolchain_s: float | None = None
     interrupted: bool = True
     wall_s: float = 0.0
+    spent_trials: int = 0
     running: bool = False
 
     @classmethod

@@ -21,7 +21,13 @@ from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.reading import Part, demand_positive, demand_schema
 from autocompile.store.record import SCHEMA
-from autocompile.store.report import Answer, PhaseResult, Report, Tried
+from autocompile.store.report import (
+    Answer,
+    PhaseResult,
+    Report,
+    Tried,
+    size_in_words,
+)
 
 SUITE = "suite.json"
 
@@ -51,6 +57,7 @@ class Row(Part):
         plain: ``torch.compile()`` without arguments.
         best: eager mode where that is to be kept; None without a result.
         settings: all that were tried beside eager mode, in the order of trials.
+        calls: of a pass that makes several; ``batch_size`` is the samples of all of them.
     """
 
     target: str
@@ -67,6 +74,9 @@ class Row(Part):
     plain: Tried | None = None
     best: Tried | None = None
     settings: tuple[Tried, ...] = ()
+    calls: int = 0
+
+    optional = ("calls",)
 
     def __post_init__(self) -> None:
         demand_positive(eager_call_s=self.eager_call_s)
@@ -74,6 +84,11 @@ class Row(Part):
     @property
     def name(self) -> tuple[str, str, int | None]:
         return self.target, self.phase, self.batch_size
+
+    @property
+    def size(self) -> str:
+        """``batch size 4``, or the samples of a pass of several calls."""
+        return size_in_words(self.batch_size, self.calls) or "no batch size"
 
     @property
     def is_known(self) -> bool:
@@ -210,4 +225,5 @@ def _row(phase: PhaseResult, answer: Answer) -> Row:
         plain=by_config.get(DEFAULT_INDUCTOR),
         best=by_config.get(best.config) if best else None,
         settings=tuple(tried for tried in here if tried.config != EAGER),
+        calls=answer.calls,
     )

@@ -177,7 +177,7 @@ def _by_setting(rows: list[Row], suite: Suite) -> Iterator[Table]:
     for row in rows:
         if not row.settings:
             continue
-        title = f"{_model(row)}, batch size {show.or_dash(row.batch_size)}"
+        title = f"{_model(row)}, {row.size}"
         cells = [_cells_of_setting(row, tried) for tried in row.settings]
         yield Table(title, titles, tuple(cells), right=(1, 2))
 
@@ -256,8 +256,7 @@ def _pairs(now: Suite, earlier: Suite) -> Iterator[_Pair]:
     for old in earlier.rows:
         if not old.is_known:
             continue
-        size = show.or_dash(old.batch_size)
-        where = f"{_model(old)}, {old.phase}, batch size {size}"
+        where = f"{_model(old)}, {old.phase}, {old.size}"
         row = rows.get(old.name)
         if row is not None:
             yield from _pairs_of(where, old, row, now.fixed and earlier.fixed)

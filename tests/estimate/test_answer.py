@@ -24,7 +24,7 @@ def outlook(**facts: Any) -> Outlook:
     """Of a run that is over, whose search has nothing left."""
     run = {
         name: facts.pop(name)
-        for name in ("state", "wall_s", "spent_trials")
+        for name in ("state", "wall_s", "spent_trials", "calls")
         if name in facts
     }
     searched = {"configs": 4, "compiled": 3, "untried": 0, "rest": (), **facts}
@@ -138,6 +138,14 @@ def test_where_only_eager_was_asked_for_the_reason_says_so() -> None:
 def test_a_search_that_a_number_of_trials_ended_names_it() -> None:
     found = answer(4, Run().records, None, outlook(spent_trials=1))
     assert found.verdict == "unknown" and "--trials 1 ended the search" in found.reason
+
+
+def test_a_pass_of_several_calls_is_called_by_its_samples_and_calls() -> None:
+    run = raced(1.3, 1.3, 1.3)
+    found = of(run, untried=9, compiled=12, rest=None, calls=3)
+    assert found.size == f"{run.batch_size} samples in 3 calls"
+    assert f"not tried at {found.size}" in found.why
+    assert of(run).size == f"batch size {run.batch_size}"
 
 
 def test_failures_of_some_settings_are_not_said_of_all() -> None:
