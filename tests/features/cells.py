@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 ROWS, LENGTHS = 4, (4, 7, 4, 2)  # of one call, and of several
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 _ROUNDS, _CALLS = 7, 4
+# After a change from one library to another, calls take twice as long for tens of milliseconds.
+_LOOP_S = 0.3
 _SHORT, _LONG = 3, 10**7  # calls of a program: compiling never pays, and costs nothing
 
 # --- the target -----------------------------------------------------------------------------------
@@ -427,18 +429,19 @@ def _in_rllib(cell: Cell, module: Any, code: str, stack: contextlib.ExitStack) -
     return lambda: learner.update(batch=batch, num_epochs=1, minibatch_size=ROWS)
 
 
-def seconds(call: Call, calls: int = _CALLS) -> float:
-    """Seconds of each of some calls."""
-    began = time.perf_counter()
-    for _ in range(calls):
+def seconds(call: Call) -> float:
+    """Seconds of a call in a loop that is long enough for the threads of other libraries to rest."""
+    began, calls = time.perf_counter(), 0
+    while calls < _CALLS or time.perf_counter() - began < _LOOP_S:
         call()
+        calls += 1
     return (time.perf_counter() - began) / calls
 
 
 def times_as_fast(eager: Call, other: Call) -> float:
     """How many times as fast the second is, in loops that take turns."""
     for call in (eager, other):
-        seconds(call, 3)
+        seconds(call)
     ratios = [seconds(eager) / seconds(other) for _ in range(_ROUNDS)]
     return statistics.median(ratios)
 
