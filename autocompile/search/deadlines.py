@@ -46,20 +46,20 @@ class Deadlines:
     def __post_init__(self) -> None:
         self.usual_s = self.total_s
 
-    def make_room(self, began_s: float, search_s: float, races_s: float) -> bool:
+    def make_room(self, search_s: float, races_s: float) -> bool:
         """Move the end where trials by themselves take longer than the run; whether it has moved.
 
         Args:
-            began_s: after which the search began.
-            search_s: of the trials.
-            races_s: of the races after them, which then get their time, too.
+            search_s: that trials still take, from now on.
+            races_s: of the races after them, which then get their time, up to their share.
         """
         if self.total_s is None or self.usual_s is None:
             return False
-        by_themselves_s = began_s + search_s / _SURE + _REPORT_S
-        if by_themselves_s <= self.usual_s:
+        by_themselves_s = self.spent_s + search_s / _SURE + _REPORT_S
+        if by_themselves_s <= self.usual_s or not search_s:
             return False
-        needed_s = (by_themselves_s + races_s) / (1 - _EXPORTS - _GRACE)
+        with_races_s = min(by_themselves_s + races_s, by_themselves_s / (1 - _RACES))
+        needed_s = with_races_s / (1 - _EXPORTS - _GRACE)
         total_s = min(needed_s, _LONGEST * self.usual_s)
         if total_s <= self.total_s:
             return False

@@ -8,7 +8,7 @@ is made anew from the records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -69,9 +69,14 @@ class OptunaStudy:
         self._open[setting] = trial
         return setting
 
-    def seconds_to_compare(self, compared: int) -> float:
-        """What the trials of so many compiled settings of each phase take, with eager mode's."""
-        return self.sampler.seconds_to_compare(self._memory, compared)
+    def seconds_to_compare(
+        self, compared: int, elapsed_s: Mapping[Setting, float]
+    ) -> float:
+        """What trials still take until so many compiled settings of each phase have ended.
+
+        ``elapsed_s``: of those that run.
+        """
+        return self.sampler.seconds_to_compare(self._memory, compared, elapsed_s)
 
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""

@@ -280,11 +280,13 @@ class ListedSampler(BaseSampler):
                 found[phase].append(label)
         return found
 
-    def seconds_to_compare(self, study: optuna.Study, compared: int) -> float:
-        """What the trials of so many compiled settings of each phase take, with eager mode's.
+    def seconds_to_compare(
+        self, study: optuna.Study, compared: int, elapsed_s: Mapping[Setting, float]
+    ) -> float:
+        """What trials still take until so many compiled settings of each phase have ended.
 
-        One after the other at the batch size that the answer is about: plain ``torch.compile()``
-        and the shortest others, by what they took or are expected to.
+        One after the other, after eager mode, at the batch size that the answer is about: plain
+        ``torch.compile()`` and the shortest others. ``elapsed_s``: of those that run.
         """
         if not compared:
             return 0.0
@@ -293,15 +295,17 @@ class ListedSampler(BaseSampler):
         has_process = (state != State.HOPELESS) & ~(
             results.done & (results.seconds == 0)
         )
-        seconds = np.where(results.done, results.seconds, self.expected_s(results))
+        elapsed = np.array([elapsed_s.get(s, 0.0) for s in self.settings])
+        left_s = np.maximum(0.0, self.expected_s(results) - elapsed)
+        left_s[results.done] = 0.0
         mine = has_process & self._is_own
         compiled = mine & ~self._is_eager & ~self._has_twin
-        plain_first = np.where(self._is_plain_compile, 0.0, seconds)
-        total_s = float(seconds[mine & self._is_plain_eager].sum())
+        first = np.where(self._is_plain_compile, 0.0, left_s)
+        total_s = float(left_s[mine & self._is_plain_eager].sum())
         for phase in self.priors:
             here = np.flatnonzero(compiled & (self._phase == phase))
-            chosen = here[np.argsort(plain_first[here], kind="stable")][:compared]
-            total_s += float(seconds[chosen].sum())
+            chosen = here[np.argsort(first[here], kind="stable")][:compared]
+            total_s += float(left_s[chosen].sum())
         return total_s
 
     # What Optuna asks -----------------------------------------------------------------------------

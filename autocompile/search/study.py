@@ -75,7 +75,7 @@ class Study:
         self._asked: dict[int, TrialRequest] = {}  # of those running
         self._beside: dict[int, int] = {}  # most others that ran beside each
         self._races_s = 0.0
-        self._began_s: float | None = None  # seconds of the run before its search
+        self._began_s: dict[int, float] = {}  # of the run, before each that runs
         self._told_s = 0.0  # the longest end of the run that the user knows of
         for record in self.records:
             self._learn(record)
@@ -93,8 +93,6 @@ class Study:
 
         ``races_s`` tells how many seconds they need, by what is known so far.
         """
-        if self._began_s is None:
-            self._began_s = self.deadlines.spent_s
         with self.jobs(self._is_over) as jobs:
             while True:
                 self._races_s = races_s()
@@ -134,11 +132,12 @@ class Study:
         """Move the end of the run where too few compiled settings would be tried before it."""
         if not self.compared:
             return
-        search_s = self._optuna.seconds_to_compare(self.compared)
+        now_s = self.deadlines.spent_s
+        elapsed_s = {s: now_s - self._began_s[n] for n, s in self._running.items()}
+        search_s = self._optuna.seconds_to_compare(self.compared, elapsed_s)
         if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
             search_s /= _UNSURE
-        began_s = self._began_s or 0.0
-        if not self.deadlines.make_room(began_s, search_s, self._races_s):
+        if not self.deadlines.make_room(search_s, self._races_s):
             return
         total_s, usual_s = self.deadlines.total_s, self.deadlines.usual_s
         if total_s and usual_s and total_s > _TOLD * max(usual_s, self._told_s):
@@ -177,6 +176,7 @@ class Study:
                 continue
             self._processes += 1
             self._running[number] = setting
+            self._began_s[number] = self.deadlines.spent_s
             for each in self._running:
                 others = len(self._running) - 1
                 self._beside[each] = max(self._beside.get(each, 0), others)

@@ -98,6 +98,23 @@ _GPU = (
         ("vit.vit.layers", "vit.vit.encoder.layer"),
         gpu_gb=8,
     ),
+    Model("llama_1b_prompt", "cuda", "forward", ("llama.model.layers",), gpu_gb=9),
+    Model(
+        "gpt2_medium_step",
+        "cuda",
+        "train_step",
+        ("gpt.transformer.h",),
+        gpu_gb=20,
+        draws=True,
+    ),
+    Model(
+        "vit_large_step",
+        "cuda",
+        "train_step",
+        ("vit.vit.layers", "vit.vit.encoder.layer"),
+        gpu_gb=20,
+    ),
+    Model("recommender_step", "cuda", "train_step", gpu_gb=6),
 )
 _CPU = (
     Model("decoder_deep", "cpu", "forward", ("blocks",)),

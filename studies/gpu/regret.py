@@ -112,6 +112,7 @@ def tuned(
     if report.exists():
         found |= told(json.loads(report.read_text())["phases"].get(model.phase, {}))
         found |= spent(folder)
+        found["results_s"] = results_s(folder, time.time() - found["wall_s"])
     return found
 
 
@@ -171,12 +172,28 @@ def spent(folder: Path) -> dict[str, Any]:
     }
 
 
+def results_s(folder: Path, began: float) -> list[tuple[str, str, float]]:
+    """Each result of the search: what, its outcome, and seconds from the command to it."""
+    found = []
+    for path in (folder / "trials").glob("*/result.json"):
+        trial = json.loads(path.read_text())
+        if trial.get("role") == "search":
+            backend = trial["config"]["backend"]
+            after_s = round(path.stat().st_mtime - began, 1)
+            found.append((backend, str(trial.get("outcome")), after_s))
+    return sorted(found, key=lambda each: each[2])
+
+
 def best_by_hand(model: Model, count: int) -> list[str]:
-    """The fastest settings of the recorded reference."""
+    """The fastest settings of the recorded reference; without one all that are likely to be."""
     place = "h100" if model.device == "cuda" else "cpu"
     path = HERE / place / f"{model.name}.json"
     if not path.exists():
-        return []
+        return [
+            s.name
+            for s in settings(model)
+            if s.arguments.get("mode") != "max-autotune" and s.compiled != "blocks"
+        ]
     rows = [r for r in json.loads(path.read_text())["rows"] if "compiled_ms" in r]
     names: list[str] = []
     for row in sorted(rows, key=ms_of):

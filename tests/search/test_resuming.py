@@ -123,15 +123,15 @@ def of(sha256: str) -> FakeExecutor:
             UsageError,
             "it has --batch-size 4, now --batch-size 8 was asked for",
         ),
-        ({"effort": "full"}, UsageError, "another effort"),
+        ({"effort": "full"}, UsageError, "other options"),
         (
             {"effort": "normal"},
             UsageError,
-            "another effort",
+            "other options",
         ),  # what a new run would have
-        ({"objective": "throughput"}, UsageError, "another objective"),
-        ({"seed": 0}, UsageError, "another seed"),
-        ({"tolerance": 0.1}, UsageError, "another tolerance"),
+        ({"objective": "throughput"}, UsageError, "--objective"),
+        ({"seed": 0}, UsageError, "--seed"),
+        ({"tolerance": 0.1}, UsageError, "--tolerance"),
         ({"script": of("two")}, RunError, "has changed since"),
     ],
 )

@@ -2,8 +2,9 @@
 
 Real numbers are compared slice by slice (``slices.py``). The plain tolerance of the dtype decides
 first. Where a slice fails it, the scale of its error is measured: what the slice moves by where
-eager's own operations are rounded otherwise at random (``rounding.py``), at least what the whole
-leaf moves by. An error of three times that is rounding, and a larger one is wrong. The worst of
+eager's own operations are rounded otherwise at random (``rounding.py``), or where eager is just run
+again, at least what the whole leaf moves by. An error of three times that is rounding, and a larger
+one is wrong. The worst of
 many slices may be larger, by chance alone or as one was in a try, and so may a mean over few numbers.
 Gradients must have the right length, too.
 
@@ -106,10 +107,13 @@ class Movement:
     Attributes:
         tries: how often that was tried.
         leaves: by path; all gradients as one at ``ALL``.
+        by_itself: how far eager's results move although nothing is rounded otherwise. Kernels whose
+            threads add up in any order may do so in some calls only, and further than by rounding.
     """
 
     tries: int = 0
     leaves: dict[str, Moved] = field(default_factory=dict)
+    by_itself: Movement | None = None
 
     def add(self, want: View, got: View) -> None:
         """Take one more try into account.
@@ -147,7 +151,26 @@ class Movement:
     def length(self, path: str) -> float:
         """What the length of a gradient, or of all as one, moves by, relative to itself."""
         lengths = self.leaves.get(path, Moved()).lengths
-        return 0.0 if lengths is None else math.sqrt(float(lengths) / self.tries)
+        own = 0.0 if lengths is None else math.sqrt(float(lengths) / self.tries)
+        return max(own, self.by_itself.length(path)) if self.by_itself else own
+
+    def flips(self, path: str) -> tuple[float, float]:
+        """The largest share of the elements of an integer leaf that changed, and by how much."""
+        found = [each.leaves.get(path, Moved()) for each in self._both]
+        return max(m.flips for m in found), max(m.amount for m in found)
+
+    def explained(self, path: str, x: torch.Tensor, is_gradient: bool) -> torch.Tensor:
+        """The errors of the slices of a leaf that are no error of a compiler."""
+        both = [explained(x, m.slices(path), is_gradient) for m in self._both]
+        return torch.stack(both).amax(0)
+
+    def scale(self, path: str, x: torch.Tensor) -> torch.Tensor:
+        """What the slices of a leaf move by."""
+        return torch.stack([m.slices(path).scale(x) for m in self._both]).amax(0)
+
+    @property
+    def _both(self) -> list[Movement]:
+        return [self, self.by_itself] if self.by_itself else [self]
 
     @property
     def of_gradients(self) -> float:
@@ -197,13 +220,12 @@ class _Leaf:
     def limit(self, movement: Movement) -> torch.Tensor:
         """The largest error of each slice that rounding explains."""
         least = torch.finfo(as_real(self.want).dtype).eps * self.far.size[0]
-        moves = movement.slices(self.path)
-        by = explained(self.want, moves, self.is_gradient)
+        by = movement.explained(self.path, self.want, self.is_gradient)
         return torch.maximum(by + least, self._least)
 
     def is_rounding(self, movement: Movement) -> bool:
         """Whether rounding moves it by all that it is, so that its length says nothing."""
-        by = movement.slices(self.path).scale(self.want)[0]
+        by = movement.scale(self.path, self.want)[0]
         return max(float(by), self.floor) >= float(self.far.size[0])
 
     @property
@@ -321,9 +343,8 @@ def _wrong(leaf: _Leaf, movement: Movement) -> str | None:
 
 def _unknown(leaf: _Leaf, noise: float) -> str | None:
     """Which slice is far off although it is not known what rounding moves."""
-    share = max(UNKNOWN * leaf.tolerance, 3 * noise)
-    if leaf.is_gradient:
-        share = max(leaf.tolerance, _UNKNOWN_GRADIENT)
+    usual = _UNKNOWN_GRADIENT if leaf.is_gradient else UNKNOWN * leaf.tolerance
+    share = max(leaf.tolerance, usual, 3 * noise)
     limit = share * leaf.far.scale
     return _off(leaf, limit) if bool((leaf.far.error > limit).any()) else None
 
@@ -366,16 +387,16 @@ def _another_length(
 
 def _flipped(path: str, want: Any, got: Any, movement: Movement) -> str | None:
     """Whether more integers differ than rounding flips."""
-    moved = movement.leaves.get(path, Moved())
+    flips, amount = movement.flips(path)
     first, second = _as_tensor(want), _as_tensor(got)
     assert first is not None
     assert second is not None
     differ = first != second
-    allowed = _MULTIPLE * moved.flips + _FLIPS if moved.flips else 0.0
+    allowed = _MULTIPLE * flips + _FLIPS if flips else 0.0
     is_right = float(differ.double().mean()) <= allowed
     if not first.dim():  # a count: that it changes says nothing, but by how much does
         change = abs(float(first) - float(second))
-        is_right &= change <= (_MULTIPLE + _OF_FEW) * moved.amount
+        is_right &= change <= (_MULTIPLE + _OF_FEW) * amount
     if is_right:
         return None
     if not isinstance(want, torch.Tensor):

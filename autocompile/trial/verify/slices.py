@@ -80,8 +80,9 @@ class Moves:
     errors: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, error: torch.Tensor) -> None:
-        """Take one more try into account."""
-        self.errors.append(error.nan_to_num(0.0, 0.0, 0.0))
+        """Take one more try into account, unless its slices are others, as of another length."""
+        if not self.errors or error.shape == self.errors[0].shape:
+            self.errors.append(error.nan_to_num(0.0, 0.0, 0.0))
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
         """What the slices of ``x`` move by, each at least what the whole does."""

@@ -146,6 +146,65 @@ def test_dropout_with_draws_of_its_own_is_not_refused() -> None:
     judged(decoder(dropout=0.2), "train_step", "inductor")
 
 
+class AddsInAnyOrder(torch.autograd.Function):
+    """Its backward pass is off by a hundredth in some calls, as an attention's on a GPU was."""
+
+    calls = 0
+    is_off = staticmethod(lambda call: False)
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        AddsInAnyOrder.calls += 1
+        if not AddsInAnyOrder.is_off(AddsInAnyOrder.calls):
+            return grad
+        drawn = torch.Generator().manual_seed(AddsInAnyOrder.calls)
+        off = torch.randn(grad.shape, generator=drawn).to(grad.device)
+        return grad + 0.01 * grad.square().mean().sqrt() * off
+
+
+class Unsteady(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = AddsInAnyOrder.apply(torch.tanh(self.first(x)))
+        return self.second(hidden)
+
+
+@pytest.mark.parametrize(
+    "is_off",
+    [
+        lambda call: call == 1,
+        lambda call: call % 4 == 0,
+        lambda call: call % 4 == 1,
+        lambda call: call > 1 and call % 3 == 0,
+    ],
+    ids=["eager's first", "every fourth", "first and every fourth", "every third"],
+)
+def test_what_moves_in_eager_by_itself_is_no_error_and_hides_none(
+    is_off: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = a_target(
+        Unsteady,
+        batch(4, 8),
+        make_optimizer=adamw,
+        loss=lambda y, x: y.square().mean(),
+    )
+    monkeypatch.setattr(AddsInAnyOrder, "is_off", is_off)
+    monkeypatch.setattr(AddsInAnyOrder, "calls", 0)
+    judged(target, "train_step", EAGER)
+    monkeypatch.setattr(AddsInAnyOrder, "calls", 0)
+    outcome, message = refused(
+        target, "train_step", EAGER, lie=after_backward(without_a_row)
+    )
+    assert outcome is Outcome.WRONG_OUTPUT and "first.weight" in message
+
+
 class Rounded(torch.optim.SGD):
     """Orthogonalizing optimizers cast gradients so."""
 
@@ -345,6 +404,10 @@ def after_backward(change: Callable[[dict[str, torch.Tensor | None]], None]) -> 
 def scaled(grads: dict[str, Any]) -> None:
     for name in grads:
         grads[name] = grads[name] * 1.05
+
+
+def without_a_row(grads: dict[str, Any]) -> None:
+    grads["first.weight"][3] = 0.0
 
 
 def zero(grads: dict[str, Any]) -> None:
