@@ -1,8 +1,8 @@
 """How far is eager mode from itself while other processes use the GPU?
 
-Each of some processes makes the same training step again and again, with the same weights, inputs
-and random numbers, and compares its gradients with those of its first. One
-process, then three at once. One JSON file with the largest difference of each call.
+A process makes the same training step again and again, with the same weights, inputs and random
+numbers, and compares its gradients with those of the first: alone, then beside two others. One JSON
+file with the largest difference of each call, relative to the gradient.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def differences(target: str, phase: str, device: str, calls: int) -> list[float]
         view = side.view(reference.call(side, 0))
         apart = relative_differences(reference.expected[0], view)
         found.append(float(f"{max(apart.values()):.2g}"))
+        del side, view  # as large as the model
     return found
 
 
