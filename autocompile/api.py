@@ -195,7 +195,7 @@ def tune_with(request: Request, parts: Parts = Parts()) -> Result:
         bench.progress.searching(counts, bench.deadlines)
         # From here on it can be resumed and shown. Whoever reads it before its end, or after
         # it was killed, sees that it has not ended and that the rest is not known.
-        run.interrupted = True
+        run.interrupted, run.spent_trials = True, 0
         run.spaces = _searched(spaces, study.records, None, {})
         run.write(folder)
         race, interrupts = Race(study, request.limits, sizes), study.interrupts

@@ -128,7 +128,7 @@ class Movement:
         for (path, a), (_, b) in zip(ours.leaves, theirs.leaves, strict=True):
             moved = self.leaves.setdefault(path, Moved())
             first, second = _as_tensor(a), _as_tensor(b)
-            if first is None or second is None or first.shape != second.shape:
+            if first is None or second is None or not _is_alike(first, second):
                 continue
             if is_real(first):
                 far = apart(first, second)
@@ -473,6 +473,12 @@ def _as_tensor(x: Any) -> torch.Tensor | None:
         dtype = torch.complex64 if isinstance(x, complex) else torch.float32
         return torch.tensor(x, dtype=dtype)
     return None
+
+
+def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two leaves can be subtracted element by element."""
+    are_real = is_real(first), is_real(second)
+    return are_real[0] == are_real[1] and as_real(first).shape == as_real(second).shape
 
 
 def _ratio(squares: torch.Tensor) -> torch.Tensor:

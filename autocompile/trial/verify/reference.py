@@ -111,14 +111,15 @@ class Reference:
         if self.check and isinstance(self.batches[0], Calls):
             self.check = each_call(self.check)
         self.noise: dict[str, float] = {}
-        self._by_itself = Movement()
-        for first, second in self._pairs():
+        self._by_itself: dict[int, Movement] = {}  # by inputs
+        for index, first, second in self._pairs():
             differences = relative_differences(first, second)
             self.noise = largest(self.noise, differences)
-            self._note_move(first, second, differences)
+            self._note_move(index, first, second, differences)
             self._demand_that_check_accepts(first, second)
         self.is_random = self._depends_on_seed()
         self._movements: dict[int, Movement] = {}  # by call
+        self._late_noise = 0.0  # seen after the beginning, and not said yet
         self._why_unknown = ""
         notes += self._about_eager()
         if self.phase.steps:  # later steps are made again from the kept state
@@ -190,14 +191,14 @@ class Reference:
     @contextlib.contextmanager
     def with_inputs(self, inputs: Any) -> Iterator[None]:
         """Context in which every call has other inputs, such as those of another size."""
-        batches, movements = self.batches, self._movements
+        batches, movements, moves = self.batches, self._movements, self._by_itself
         # A step is compared call by call, a forward pass with the results of several calls.
         wrapped = Sample((inputs,)) if isinstance(batches[0], Calls) else inputs
-        self.batches, self._movements = (wrapped,), {}
+        self.batches, self._movements, self._by_itself = (wrapped,), {}, {}
         try:
             yield
         finally:
-            self.batches, self._movements = batches, movements
+            self.batches, self._movements, self._by_itself = batches, movements, moves
             self.kept()
 
     @contextlib.contextmanager
@@ -236,7 +237,13 @@ class Reference:
         moved = self.moved(index, tries)
         if moved is None:
             note_unknown(self._why_unknown, notes)
-        elif (share := moved.of_gradients) > _MOST_ROUNDING:
+            return None
+        if self._late_noise > self.most_noise:
+            notes.append(
+                f"in a later call eager differs from itself by {self._late_noise:.1g}"
+            )
+            self._late_noise = 0.0
+        if (share := moved.of_gradients) > _MOST_ROUNDING:
             words = "of most only the lengths can be compared"
             if not any(words in note for note in notes):
                 notes.append(
@@ -252,7 +259,7 @@ class Reference:
         same call.
         """
         number = index if self.is_random else index % len(self.batches)
-        new = Movement(by_itself=self._by_itself)
+        new = Movement(by_itself=self._by_itself_of(index))
         movement = self._movements.setdefault(number, new)
         try:
             if not self._why_unknown and movement.tries < tries:
@@ -273,17 +280,24 @@ class Reference:
             movement.add(want, eager.view(output))
         for _ in range(_AGAIN if tries == TRIES[-1] else 0):
             again = self.view(index)
-            self._note_move(want, again, relative_differences(want, again))
+            differences = relative_differences(want, again)
+            self._late_noise = max(self._late_noise, *differences.values(), 0.0)
+            self._note_move(index, want, again, differences)
+
+    def _by_itself_of(self, index: int) -> Movement:
+        return self._by_itself.setdefault(index % len(self.batches), Movement())
 
     def _note_move(
-        self, first: View, second: View, differences: Mapping[str, float]
+        self, index: int, first: View, second: View, differences: Mapping[str, float]
     ) -> None:
-        """Take into account that eager has moved by itself, as on most machines it does not."""
-        if any(differences.values()):
-            with contextlib.suppress(
-                ValueError
-            ):  # another structure is told by each check
-                self._by_itself.add(first, second)
+        """Take into account that eager has moved by itself, as on most machines it does not.
+
+        What moves further than ``MOST_NOISE`` would excuse anything.
+        """
+        if 0 < max(differences.values(), default=0.0) <= MOST_NOISE:
+            # Another structure is told by each check.
+            with contextlib.suppress(ValueError):
+                self._by_itself_of(index).add(first, second)
 
     # Random numbers --------------------------------------------------------------------------------
 
@@ -357,20 +371,20 @@ class Reference:
             views.append(copy_view(without(view, *CHANGES) if is_later else view))
         return views
 
-    def _pairs(self) -> Iterator[tuple[View, View]]:
-        """Eager's views of calls in two runs, for its noise; keeps the state for later calls."""
+    def _pairs(self) -> Iterator[tuple[int, View, View]]:
+        """Calls, and eager's views of each in two runs; keeps the state for later calls."""
         if not self.phase.steps:
             new = self._observe(self.another_eager())
-            yield from zip(self.expected, new, strict=True)
+            yield from zip(range(FIRST_CALLS), self.expected, new, strict=True)
             self.eager.keep()
-            yield self.from_kept(self.eager), self.from_kept(self.eager)
+            yield 0, self.from_kept(self.eager), self.from_kept(self.eager)
             return
         self.eager.keep()
         again = self.another_eager()
-        yield self.expected[0], again.view(self.call(again, 0))
+        yield 0, self.expected[0], again.view(self.call(again, 0))
         del again
         for index in (1, 2):
-            yield self.from_kept(self.eager, index), self.view(index)
+            yield index, self.from_kept(self.eager, index), self.view(index)
         self.kept()
 
     def _demand_that_check_accepts(self, first: View, second: View) -> None:

@@ -75,8 +75,8 @@ from autocompile.trial.verify.rounding import RoundOtherwise
 # Seeds that are tried: few draws, as of stochastic depth, may be the same for some.
 _SEEDS = 20
 _MOST_S = 10.0  # for all of them
-# Where draws follow the seed, one of some repeats agrees, also on a GPU whose kernels add up in any
-# order; where they do not, none does.
+# Where draws follow the seed, one of so many repeats agrees, also on a GPU whose kernels add up in
+# any order.
 _REPEATS = 3
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = (
@@ -214,6 +214,8 @@ def _demand_repeats(reference: Reference, subject: Subject, when: str) -> None:
         problem = compare(subject._repeats, got, noise=subject.accepted, moved=moved)
         if not problem:
             return
+        if mismatch_scale(subject._repeats, got) > MOST_NOISE:
+            break  # other numbers were drawn: that is no order of sums
         subject._repeats = got
     raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
