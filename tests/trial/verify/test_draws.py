@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import test_side_checks
 import torch
 from test_side_checks import Layer, a_target, batch, called, changed, judged, refused
 from torch import nn
@@ -138,3 +140,36 @@ def test_few_draws_may_be_the_same_for_some_seeds() -> None:
     judged(
         a_target(lambda: Layer(now_and_then, 8, 64), batch(4, 8)), "forward", "inductor"
     )
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_a_seed_that_is_ignored_in_some_calls_is_found(
+    offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although one of some repeats agrees: the others draw other numbers."""
+    calls = itertools.count(offset)
+
+    def lie(side: Side) -> None:
+        run = side.run
+
+        def lying() -> Any:
+            torch.manual_seed(12345 + next(calls) // 3)
+            return run()
+
+        side.run = lying  # type: ignore[method-assign]
+        liars.append(side)
+
+    liars: list[Side] = []
+    monkeypatch.setattr(
+        Reference,
+        "draws_otherwise",
+        lambda self, side: side in liars and self.is_random,
+    )
+    target = a_target(
+        test_side_checks.dropping,
+        batch(4, 8),
+        make_optimizer=test_side_checks.momentum,
+        loss=lambda y, x: y.square().mean(),
+    )
+    outcome, _ = refused(target, "train_step", CompileConfig("eager"), lie=lie)
+    assert outcome is Outcome.WRONG_OUTPUT

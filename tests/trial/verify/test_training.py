@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -203,6 +204,50 @@ def test_what_moves_in_eager_by_itself_is_no_error_and_hides_none(
         target, "train_step", EAGER, lie=after_backward(without_a_row)
     )
     assert outcome is Outcome.WRONG_OUTPUT and "first.weight" in message
+
+
+class UnsteadyForward(torch.autograd.Function):
+    """Adds a thousandth that is another one in each call."""
+
+    drawn = torch.Generator()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        off = torch.randn(x.shape, generator=UnsteadyForward.drawn).to(x.device)
+        return x + 1e-3 * x.square().mean().sqrt() * off
+
+
+class UnsteadyOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(UnsteadyForward.apply(torch.relu(self.first(x))))
+
+
+def of_two_scales() -> Callable[[], Any]:
+    """Inputs of which every second batch is a thousand times as large."""
+    scales = itertools.cycle([1.0, 1000.0])
+    return lambda: (next(scales) * torch.randn(4, 8),)
+
+
+def zero_on_small_inputs(side: Side) -> None:
+    run = side.run
+
+    def lying() -> Any:
+        output = run()
+        is_small = side.inputs[0].abs().max() < 10
+        return torch.zeros_like(output) if is_small else output
+
+    side.run = lying  # type: ignore[method-assign]
+
+
+def test_what_a_large_batch_moves_by_excuses_no_small_one() -> None:
+    judged(a_target(UnsteadyOutput, of_two_scales()), "forward", EAGER)
+    target = a_target(UnsteadyOutput, of_two_scales())
+    outcome, message = refused(target, "forward", EAGER, lie=zero_on_small_inputs)
+    assert outcome is Outcome.WRONG_OUTPUT and "off by 1 " in message
 
 
 class Rounded(torch.optim.SGD):
