@@ -50,8 +50,9 @@ from autocompile.trial.verify.rounding import RoundOtherwise
 MOST_NOISE = 0.05  # if eager differs from itself by more, nothing is compared with it
 # Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
 FIRST_CALLS = 3
-# Before a setting is refused, eager is run so many times more without rounding otherwise: cuDNN's
-# attention moved gradients by a hundredth in a quarter of the calls while others used the GPU.
+# Before a setting is refused, eager is run so many times more without rounding otherwise: gradients
+# of a step moved by a hundredth in some calls while others used the GPU (by_itself.json in
+# studies/verification/h200).
 _AGAIN = 8
 # Of the length of all gradients: where rounding moves them by more, only their lengths say much.
 _MOST_ROUNDING = 0.5
