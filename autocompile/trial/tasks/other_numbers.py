@@ -72,8 +72,8 @@ def _speedup(usual: Side, side: Side, passes: int, timer: Timer) -> float:
     """Of the second over the first, by the fastest of blocks in turns."""
     calls = timed(usual), timed(side)
     rounds = [[block(call, passes, timer) for call in calls] for _ in range(_ROUNDS)]
-    usual_s, side_s = (min(each) for each in zip(*rounds, strict=True))
-    return usual_s / side_s
+    usual_s = min(first for first, _ in rounds)
+    return usual_s / min(second for _, second in rounds)
 
 
 def _side(target: Target, phase: str, inputs: Any, config: CompileConfig) -> Side:
