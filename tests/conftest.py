@@ -245,9 +245,13 @@ class Bench:
     """
 
     def __init__(
-        self, folder: Path, isolation: Isolation = "auto", jobs: int = 2
+        self,
+        folder: Path,
+        isolation: Isolation = "auto",
+        jobs: int = 2,
+        executor: LocalExecutor | None = None,
     ) -> None:
-        self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
+        self.executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
         self.job_factory = JobFactory(run, Header(), PATIENCE_S, None)
@@ -345,11 +349,13 @@ class _Lasting:
         ]
 
     def close(self) -> None:
-        """End the trials, and nothing else."""
+        """End the trials, and have their target forgotten."""
         for number in list(self._executor._children):
             self._executor.cancel(number)
         while self._executor._children or self._executor._events:
             self._executor.wait(0.2)
+        for starter in self._executor._starters.values():
+            starter.forget()
 
 
 @pytest.fixture(scope="module")

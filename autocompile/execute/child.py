@@ -141,6 +141,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     pidfd: int | None = None  # of the supervisor
     forked: bool = False
+    not_built: str = ""  # as of an Ending
     company: bool = False  # another trial ran at the same time
     gone: bool = False
     # could not be killed (uninterruptible in a driver or a file system)

@@ -26,9 +26,12 @@ def never_started(error: OSError) -> Ending:
     return Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
 
 
-def stopped_early() -> Ending:
-    """The ending of a trial that was cancelled before it had a process."""
-    return Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
+def stopped_early(step: Step = Step.IMPORT) -> Ending:
+    """The ending of a trial that was cancelled before it had a process.
+
+    ``step``: that of a fork server which builds its target.
+    """
+    return Ending(Outcome.INTERRUPTED, step, "stopped before it started")
 
 
 def ending_of(child: Child) -> Ending:
@@ -67,6 +70,7 @@ def ending_of(child: Child) -> Ending:
         pauses=tuple(child.clock.pauses),
         stack=child.dump.decode("utf-8", "replace").strip(),
         doubts=tuple(n for n in doubts if doubts[n] and (died or outcome in _DOUBTFUL)),
+        not_built=child.not_built,
     )
 
 

@@ -27,6 +27,9 @@ class Job:
     python: str | None = None  # path of the interpreter; None: the executor's own
     # folder that a probe makes, and compiler caches start with
     toolchain: Path | None = None
+    # what its target is made of, as ``Header.made_of``; jobs of the same may share a built one
+    made_of: str = ""
+    builds: bool = False  # its target is built once, for the jobs after it, too
 
     def allowed_s(self, step: Step) -> float:
         if step is Step.COMPILE and self.compile_timeout_s is not None:
@@ -53,6 +56,8 @@ class Ending:
     # What may have caused a failure, as ``beside other trials``.
     doubts: tuple[str, ...] = ()
     first: Ending | None = None  # how the first try ended, if this is the second
+    # why its target could not be built for the jobs after it, too
+    not_built: str = ""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ class JobFactory:
             environment=caches | _ENVIRONMENT,
             fresh=fresh,
             python=self.pythons.get(environment),
+            made_of=request.header.made_of,
         )
 
     def again(self, job: Job) -> Job:
@@ -133,6 +134,8 @@ class JobFactory:
             environment=_ENVIRONMENT,
             python=self.pythons.get(environment),
             toolchain=folder,
+            made_of=request.header.made_of,
+            builds=bool(request.header.target),
         )
 
     def cache_of(self, number: int) -> Path:

@@ -75,7 +75,8 @@ class LocalExecutor:
         """Start a trial, or queue it until it can be forked and no trial has exclusive use."""
         starter, child = self._starter(job.python), None
         try:
-            if not self._exclusive.taken and starter.is_ready(job):
+            alone = not self._children
+            if not self._exclusive.taken and starter.is_ready(job, alone):
                 child = starter.start(job)
         except OSError as error:
             self._report(Ended(job.number, never_started(error)))
@@ -117,11 +118,13 @@ class LocalExecutor:
 
     def cancel(self, number: int) -> None:
         """Kill a trial; it ends as ``interrupted``, even if Ctrl-C hit before it was registered."""
+        queued = [job for job in self._queue if job.number == number]
         self._queue = deque(job for job in self._queue if job.number != number)
         if child := self._children.get(number):
             self._kill(child, "interrupted")
         elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
-            self._report(Ended(number, stopped_early()))
+            steps = [self._starter(job.python).step for job in queued if job.builds]
+            self._report(Ended(number, stopped_early(*steps)))
 
     def listen(self, descriptor: int) -> None:
         """Have :meth:`wait` return when a descriptor is readable."""

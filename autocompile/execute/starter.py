@@ -10,10 +10,12 @@ import contextlib
 import json
 import multiprocessing
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -23,13 +25,16 @@ from typing import Any
 from autocompile.errors import UsageError
 from autocompile.execute.child import Child, Clock
 from autocompile.execute.executor import Job
+from autocompile.execute.trees import kill_tree
 from autocompile.interpreters.started import lent_package
 from autocompile.protocol.processes import MARKER
 from autocompile.request import Isolation
+from autocompile.store.record import Step
 
 _MODULE = "autocompile.trial.fork_server"
 _PATIENCE_S = 120.0  # to import everything on a slow disk
 _FORK_S = 30.0  # to fork while idle
+_END_S = 15.0  # to end what is below it
 _MOST_DEATHS = 2  # of fork servers that died unexpectedly
 
 
@@ -80,25 +85,55 @@ class ForkServer:
             theirs.close()
         self.attach(selector)
         self._error: ForkServerError | None = None
-        # it reports that it is ready, or why not, without a request
-        self._unanswered = 1
+        # How long the answer to each request may take. It reports that it is ready, or why not,
+        # without one.
+        self._unanswered = deque([_PATIENCE_S])
         self._asked_at = time.monotonic()
         self._has_to_prepare = False
+        self._modules: list[str] = []  # that it has been asked to import
+        self._asked_for, self._marker = "", ""
+        self.built = ""  # what the target is made of that its trials have
+        self.not_built, self.was_ended = "", False  # why it could not build one
+        self.step = Step.IMPORT  # of the build
 
     @property
     def is_busy(self) -> bool:
-        """Whether it imports or compiles something, as of the last :meth:`listen`."""
-        return self._unanswered > 0 and self._error is None and not self._is_overdue
+        """Whether it imports, builds or compiles something, as of the last :meth:`listen`."""
+        is_at_work = bool(self._unanswered) and self._error is None
+        return is_at_work and not self._is_overdue
 
     @property
     def _is_overdue(self) -> bool:
-        return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
+        waited_s = time.monotonic() - self._asked_at
+        return bool(self._unanswered) and waited_s > self._unanswered[0]
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Request imports and, with a folder for the toolchain, then a small compile; no wait."""
         place = None if toolchain is None else str(toolchain)
+        self._modules = list(modules) or self._modules
         self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
         self._has_to_prepare |= toolchain is not None
+
+    def build(self, job: Job) -> None:
+        """Request to build the target of a job for all trials; no wait.
+
+        Where that is not safe they build it themselves.
+        """
+        self._asked_for, self.step = job.made_of, Step.IMPORT
+        # By it all programs are found that the user's code has started, should it be left alive.
+        self._marker = secrets.token_hex(8)
+        limits = {"timeout_s": job.timeout_s, "memory_bytes": job.memory_limit_bytes}
+        variables = {**job.environment, MARKER: self._marker}
+        where = {"folder": str(job.folder.absolute()), "cwd": _here()}
+        request = {"do": "build", "environment": variables, **where, **limits}
+        # It keeps the limit of each step itself, and may have to begin twice.
+        self._ask(request, _PATIENCE_S + 4 * job.timeout_s)
+
+    def forget(self) -> None:
+        """Request to drop the target that it has built, for another; no trial may be running."""
+        self._ask({"do": "forget"})
+        if self._modules:  # which only the copy has imported that built the target
+            self.warm(self._modules, None)
 
     def is_ready(self) -> bool:
         """Whether it can fork a trial at once; a ForkServerError if it never will."""
@@ -107,16 +142,15 @@ class ForkServer:
             raise self._error
         if self._is_overdue:
             raise ForkServerError(
-                f"the fork server has not answered for {_PATIENCE_S:.0f} s"
+                f"the fork server has not answered for {self._unanswered[0]:.0f} s"
             )
         return not self._unanswered
 
     def listen(self) -> None:
         """Read its answers without waiting; an error is kept for :meth:`is_ready`."""
         try:
-            while self._error is None and self._answer(0.0) is not None:
-                self._unanswered -= 1
-                self._asked_at = time.monotonic()
+            while self._error is None and (answer := self._answer(0.0)) is not None:
+                self._take(answer)
             if self._has_to_prepare and not self._unanswered and self._error is None:
                 self._has_to_prepare = False
                 self._ask({"do": "prepare"})
@@ -124,13 +158,25 @@ class ForkServer:
             self._error = error
             self._unregister()  # what has ended is always readable: a busy-wait
 
+    def _take(self, answer: dict[str, Any]) -> None:
+        self._asked_at = time.monotonic()
+        if "step" in answer:
+            self.step = Step(answer["step"])
+            return
+        self._unanswered.popleft()
+        if "built" in answer:
+            self.built = self._asked_for if answer["built"] else ""
+            self.not_built = str(answer.get("why", ""))
+            self.was_ended = bool(answer.get("was_ended"))
+
+    @property
+    def was_to_build(self) -> bool:
+        """Whether it has imported what a target does."""
+        return bool(self._asked_for)
+
     def fork(self, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Fork a trial; the server must be ready. Returns the pid of its supervisor."""
-        try:
-            here = os.getcwd()
-        except OSError:  # the directory was removed
-            here = "/"
-        self._send({"do": "fork", "cwd": here, **arguments}, descriptors)
+        self._send({"do": "fork", "cwd": _here(), **arguments}, descriptors)
         if (answer := self._answer(_FORK_S)) is None:
             raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
         return int(answer["pid"])
@@ -146,9 +192,15 @@ class ForkServer:
         return self._error is None and not self._unanswered and not self._has_to_prepare
 
     def close(self) -> None:
-        """Kill the server, and with it the trials that it forked."""
-        self._process.kill()
-        self._process.wait()
+        """End the server, and with it the trials that it forked and what built their target."""
+        self._process.terminate()  # it ends what is below it first
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._marker:
+            kill_tree(None, self._marker)
         self._unregister()
         self._connection.close()
         self._output.close()
@@ -157,11 +209,11 @@ class ForkServer:
         with contextlib.suppress(KeyError, ValueError):  # already unregistered
             self._selector.unregister(self._connection)
 
-    def _ask(self, request: Mapping[str, Any]) -> None:
+    def _ask(self, request: Mapping[str, Any], patience_s: float | None = None) -> None:
         self._send(request)
         if not self._unanswered:
             self._asked_at = time.monotonic()
-        self._unanswered += 1
+        self._unanswered.append(_PATIENCE_S if patience_s is None else patience_s)
 
     def _send(
         self, request: Mapping[str, Any], descriptors: Sequence[int] = ()
@@ -193,6 +245,13 @@ class ForkServer:
             self._output.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
         )
         return f": {lines[-1][:200]}" if lines else ""
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # the directory was removed
+        return "/"
 
 
 # by what they share; None: none outlives its starter
@@ -239,11 +298,15 @@ class ProcessStarter:
             self._library, self._variables = lent_package()
         self._fork_server: ForkServer | None = None
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
+        self._tried: set[str] = set()  # targets that a fork server was to build
         self._deaths, self._is_inherited = 0, False
         self._share = "" if self._variables else share
 
-    def is_ready(self, job: Job) -> bool:
-        """Whether a trial can start at once; if not, starts the fork server that it waits for."""
+    def is_ready(self, job: Job, alone: bool = True) -> bool:
+        """Whether a trial can start at once; if not, starts the fork server that it waits for.
+
+        ``alone``: no other trial is running.
+        """
         while self._forks and not job.fresh:
             try:
                 if self._fork_server is None and (
@@ -257,10 +320,37 @@ class ProcessStarter:
                     )
                     if any(self._warmth):
                         self._fork_server.warm(*self._warmth)
-                return self._fork_server.is_ready()
+                is_ready = self._fork_server.is_ready()
+                return is_ready and self._has_its_target(job, alone)
             except ForkServerError as error:
                 self._fall_back(error)
         return True
+
+    def _has_its_target(self, job: Job, alone: bool) -> bool:
+        """Whether a fork has what a job may have; else it is asked for, once nothing runs."""
+        server = self._fork_server
+        assert server is not None
+        is_anothers = server.built not in ("", job.made_of)
+        has_to_build = job.builds and job.made_of not in self._tried
+        if not is_anothers and not has_to_build:
+            return True
+        if alone and is_anothers:
+            server.forget()
+        elif alone:
+            self._tried.add(job.made_of)
+            server.build(job)
+        return False
+
+    def forget(self) -> None:
+        """Have the target built again that comes next; no trial may be running."""
+        self._tried.clear()
+        if self._fork_server is not None and self._fork_server.built:
+            self._fork_server.forget()
+
+    @property
+    def step(self) -> Step:
+        """Of the build of a target, which jobs wait for."""
+        return Step.IMPORT if self._fork_server is None else self._fork_server.step
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Have the fork server import modules or prepare a toolchain, now and after a restart."""
@@ -281,15 +371,17 @@ class ProcessStarter:
 
         None if the fork server has died since: try again.
         """
-        child = Child.of(job)
+        child, server = Child.of(job), self._fork_server
+        # Where building has been ended, forking has not been what went wrong in a trial.
+        was_ended = job.builds and server is not None and server.was_ended
+        if job.builds and server is not None and not job.fresh:
+            child.not_built = server.not_built
         try:
-            if not self._forks or job.fresh or self._fork_server is None:
+            if not self._forks or job.fresh or server is None or was_ended:
                 child.process = self._interpreter(child)
                 child.supervisor = child.process.pid
             else:
-                child.supervisor = self._fork_server.fork(
-                    child.arguments, child.pipes.theirs
-                )
+                child.supervisor = server.fork(child.arguments, child.pipes.theirs)
                 child.forked, self._is_inherited = True, False
         except ForkServerError as error:
             self._fall_back(error)
@@ -321,6 +413,8 @@ class ProcessStarter:
 
     def _fall_back(self, error: ForkServerError) -> None:
         """Fork without the target's imports, or else start interpreters."""
+        server = self._fork_server
+        was_to_build = server is not None and server.was_to_build
         self._end_fork_server()
         if self._is_inherited:  # it says nothing about this target
             self._is_inherited = False
@@ -328,7 +422,7 @@ class ProcessStarter:
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
             return  # it may have been killed from outside: try a new one
-        if any(self._warmth):
+        if any(self._warmth) or was_to_build:
             self._warmth = ((), None)
             self._tell(f"trials are forked without the target's imports: {error}")
             return

@@ -34,6 +34,12 @@ class Header:
     # what the model is called with; None: the target says it
     calls: RecordedCalls | None = None
 
+    @property
+    def made_of(self) -> str:
+        """All that a target on the CPU depends on; empty without a target."""
+        parts = [self.target, self.seed, plain(self.calls)]
+        return json.dumps(parts) if self.target else ""
+
     @classmethod
     def of(cls, request: Asked) -> Header:
         """What of a user's request every trial is told."""

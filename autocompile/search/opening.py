@@ -169,6 +169,9 @@ def _probe_at(
         )
     result = ProbeResult.read(ending.payload)
     if ending.outcome is Outcome.OK:
+        if ending.not_built and result.target:
+            choices = result.target.setdefault("choices", {})
+            choices["build"] = f"by each trial: {ending.not_built}"
         return result
     log = f"log: {job.folder / 'log.txt'}"
     if ending.outcome is Outcome.INTERRUPTED:

@@ -5,6 +5,10 @@ pool is gone, an opened GPU driver is unusable. So the fork server computes on o
 never touches the GPU, and checks itself before each fork. A test child that computes as trials do
 shows what cannot be seen from inside; it is repeated when a library has started a thread since. If
 a check fails, the fork server refuses and says why.
+
+It also builds the target, for all trials at once: in a copy of itself, which then serves in its
+place, while the original waits. Where the copy is not certain to be like a process that has built
+the target for itself (:mod:`.builder`), the original goes on, and each trial builds its own.
 """
 
 from __future__ import annotations
@@ -21,7 +25,11 @@ import gc
 import importlib
 import json
 import signal
+import socket
+import tempfile
 import threading
+import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -30,26 +38,29 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.protocol import processes
-from autocompile.trial import toolchain
-from autocompile.trial.supervisor import guard
+from autocompile.trial import builder, toolchain
+from autocompile.trial.supervisor import end_with_parent, guard
 
 _TEST_CHILD_S = 30
+_END_S = 10.0  # for what a copy leaves behind to end
+_FORGOTTEN = 75  # exit code of a copy that has been told to forget its target
 
 
 class _ForkServer:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, tuner: int) -> None:
+        self._connection, self._tuner = connection, tuner
         import torch
         import torch._dynamo
         import torch._inductor.compile_fx
         import torch._inductor.select_algorithm
 
+        from autocompile.trial.model import built
         from autocompile.trial.worker import run  # what every trial needs of ours
 
         with contextlib.suppress(ImportError):
             # Or Inductor's first compile leaves a thread behind.
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
-        self._torch, self._run = torch, run
+        self._torch, self._run, self._built = torch, run, built
         self._proven_threads = 0
         # its pid, and the folder that it makes
         self._toolchain: tuple[int, Path] | None = None
@@ -84,12 +95,18 @@ class _ForkServer:
             for descriptor in descriptors:
                 os.close(descriptor)
             return answer
+        if request["do"] == "build":
+            return self._refusal() or self._build(request)
+        if request["do"] == "forget":
+            if self._built.target is not None:
+                os._exit(_FORGOTTEN)  # the original answers
+            return {}
         if request["do"] == "warm":
-            _import(request["modules"])
+            if _import(request["modules"]):
+                self._proven_threads = 0
             if request["toolchain"] is not None:
                 place = Path(request["toolchain"])
                 self._toolchain = toolchain.start(place), place
-            self._proven_threads = 0
         elif self._toolchain is not None:  # prepare
             (pid, place), self._toolchain = self._toolchain, None
             with contextlib.suppress(ChildProcessError):
@@ -134,6 +151,101 @@ class _ForkServer:
             self._proven_threads = threads
         return {}
 
+    def _build(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Have a copy of this process build the target; returns in it, if it can serve."""
+        said = self._in_a_copy(request)
+        if said and said.modules:
+            # A library whose import starts threads must have them before the fork.
+            _import(said.modules)
+            self._proven_threads = 0
+            if refusal := self._refusal():
+                return refusal
+            said = self._in_a_copy(request)
+        if said is None:
+            return {"built": self._built.target is not None}
+        return {"built": False, "why": said.why, "was_ended": said.was_ended}
+
+    def _in_a_copy(self, request: dict[str, Any]) -> builder.Said | None:
+        """Why a copy of this process cannot serve in its place.
+
+        None in a copy that can, and in this process once that has forgotten its target.
+        """
+        ours, theirs = socket.socketpair()
+        original = os.getpid()
+        with ours, theirs, tempfile.TemporaryFile() as printed:
+            # While there is a copy, what it has started has to end with this process.
+            signal.signal(signal.SIGTERM, end_with_parent)
+            processes.die_with_parent(self._tuner, signal.SIGTERM)
+            try:
+                copy = os.fork()
+            except OSError as error:
+                self._be_without_copy()
+                return builder.Said(f"there is no process for it: {error.strerror}")
+            if copy == 0:
+                ours.close()
+                self._become_copy(original)
+                builder.build_for_all(
+                    request, theirs, printed.fileno(), self._why_unfit
+                )
+                self._take_over(theirs)
+                return None
+            theirs.close()
+            limits = builder.BuildLimits(request["timeout_s"], request["memory_bytes"])
+            said = builder.watch(copy, ours, printed.fileno(), limits, self._say_step)
+            if said.why:
+                processes.kill([copy])
+            else:
+                ours.setblocking(True)
+                socket.send_fds(ours, [b"!"], [self._connection.fileno()])
+        code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+        self._end_strangers()
+        if not said.why and code != _FORGOTTEN:  # the tuner is gone, or sees its end
+            processes.end_descendants()
+            os._exit(code & 0xFF)
+        self._be_without_copy()
+        return said if said.why else None
+
+    def _be_without_copy(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        processes.die_with_parent(self._tuner)
+
+    def _say_step(self, step: str) -> None:
+        self._reply({"step": step})
+
+    def _become_copy(self, original: int) -> None:
+        """Be to the user's code what a trial's worker is."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        processes.die_with_parent(original)
+        processes.adopt_orphans()
+        os.setsid()
+        self._connection.close()  # which is not for the user's code
+        self._supervisors.clear()
+
+    def _why_unfit(self) -> str:
+        self._proven_threads = 0
+        return str(self._refusal().get("refused", ""))
+
+    def _take_over(self, original: socket.socket) -> None:
+        """Serve the tuner in place of the original from now on."""
+        _, (descriptor, *_), *_ = socket.recv_fds(original, 1, 1)
+        os.set_inheritable(descriptor, False)
+        self._connection = Connection(descriptor)
+        signal.signal(signal.SIGCHLD, self._reap)
+
+    def _end_strangers(self) -> None:
+        """End what a copy has left behind, level by level."""
+        deadline = time.monotonic() + _END_S
+        known = self._supervisors | set((self._toolchain or ())[:1])
+        while time.monotonic() < deadline:
+            if not (strangers := set(processes.children(os.getpid())) - known):
+                return
+            processes.kill(strangers)
+            for pid in strangers:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
     def _fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         fork_server = os.getpid()
         if pid := os.fork():
@@ -157,12 +269,15 @@ class _ForkServer:
             os._exit(70)
 
 
-def _import(modules: list[str]) -> None:
-    for name in modules:
-        if name not in sys.modules:
+def _import(modules: Sequence[str]) -> bool:
+    """Import those that are not there yet; whether there were any."""
+    missing = [name for name in modules if name not in sys.modules]
+    for name in missing:
+        if name not in sys.modules:  # another has imported it
             with contextlib.suppress(Exception), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)
+    return bool(missing)
 
 
 def _test_child_fails() -> str:
@@ -190,20 +305,34 @@ def _compute() -> None:
     """Use what a fork can break: parallel regions, autograd's threads, CUDA."""
     import torch
 
-    matrix = torch.ones(512, 512, requires_grad=True)
-    (matrix @ matrix).sum().backward()  # type: ignore[no-untyped-call]
+    # Whatever the user's code has set for all that follows.
+    with torch.inference_mode(False), torch.enable_grad():
+        matrix = torch.ones(512, 512, device="cpu", requires_grad=True)
+        (matrix @ matrix).sum().backward()  # type: ignore[no-untyped-call]
     if torch.cuda.is_available():
         torch.ones(1, device="cuda").sum().item()
 
 
 def main() -> None:
     """Serve the connection whose descriptor is the first argument; the second: the tuner's pid."""
-    processes.die_with_parent(int(sys.argv[2]))
+    tuner = int(sys.argv[2])
+    processes.die_with_parent(tuner)
     processes.keep_others_from_writing()
     os.environ.setdefault(processes.MARKER, "fork_server")
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
-    _ForkServer(connection).serve()
+    code = 1
+    try:
+        _ForkServer(connection, tuner).serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(
+        code
+    )  # what the user's code has registered for an exit is not for this process
 
 
 if __name__ == "__main__":

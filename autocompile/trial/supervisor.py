@@ -20,7 +20,8 @@ from autocompile.protocol import processes
 from autocompile.protocol.events import EventName, encode
 
 
-def _end_with_parent(signum: int, frame: Any) -> NoReturn:
+def end_with_parent(signum: int, frame: Any) -> NoReturn:
+    """Handler of the signal that the parent's death sends: nothing below this process stays."""
     processes.end_descendants()
     os._exit(1)
 
@@ -37,7 +38,7 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, parent: int) ->
     for its stacks; this process sends how it ended. ``parent`` is the pid of the process that
     started this one.
     """
-    signal.signal(signal.SIGTERM, _end_with_parent)
+    signal.signal(signal.SIGTERM, end_with_parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     processes.die_with_parent(parent, signal.SIGTERM)

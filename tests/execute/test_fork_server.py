@@ -18,7 +18,7 @@ from autocompile.execute import starter
 from autocompile.execute.executor import Ended, Ending, Event, Job, Told
 from autocompile.execute.local import LocalExecutor
 from autocompile.execute.starter import ForkServer, ForkServerError, ProcessStarter
-from autocompile.store.record import Outcome
+from autocompile.store.record import Outcome, Step
 
 Interpreter = Callable[[str], str]
 SILENT = "import time; time.sleep(1000)"
@@ -248,6 +248,66 @@ def test_it_prepares_once_after_it_was_warmed(
     until_ready(one, selector)
     until_ready(one, selector)
     assert heard.read_text().split() == ["warm", "warm", "warm", "prepare"]
+
+
+BUILDS = """
+say()
+for asked in heard():
+    if asked == "build":
+        say(step="build")
+        say(built=False, why="it uses the GPU", was_ended=False)
+    else:
+        time.sleep(1000)
+"""
+
+
+def test_it_says_why_a_target_is_not_built_and_has_no_longer_patience_after_it(
+    tmp_path: Path,
+    serve: Callable[[str], ForkServer],
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = serve(f"import time\n{ANSWERS}{BUILDS}")
+    until_ready(one, selector)
+    one.build(Job(-1, tmp_path, timeout_s=1000.0, made_of="it", builds=True))
+    until_ready(one, selector)
+    assert (one.built, one.not_built, one.step) == ("", "it uses the GPU", Step.BUILD)
+    monkeypatch.setattr(starter, "_PATIENCE_S", 0.2)
+    one.warm(["json"], None)
+    with pytest.raises(ForkServerError, match="has not answered for 0 s"):
+        until_ready(one, selector)
+
+
+DIES_ONCE_BUILT = """
+say()
+for asked in heard():
+    print(asked, file=open({log!r}, "a"))
+    if asked == "build":
+        say(built=True)
+    else:
+        sys.exit("killed")
+"""
+
+
+def test_where_what_has_built_a_target_dies_no_other_builds_it(
+    tmp_path: Path, interpreter: Interpreter, selector: selectors.BaseSelector
+) -> None:
+    log = tmp_path / "asked"
+    python = interpreter(ANSWERS + DIES_ONCE_BUILT.format(log=str(log)))
+    one = ProcessStarter(python, "fork", print, selector)
+    job = Job(-1, tmp_path, timeout_s=60.0, made_of="it", builds=True)
+
+    def until_it_is_ready() -> None:
+        while not one.is_ready(job):
+            selector.select(0.5)
+
+    try:
+        until_it_is_ready()
+        assert one.start(job) is None  # it dies when it is to fork
+        until_it_is_ready()
+        assert log.read_text().split() == ["build", "fork"]
+    finally:
+        one.close()
 
 
 def test_one_that_has_ended_wakes_nobody_again(

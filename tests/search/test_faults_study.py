@@ -104,7 +104,7 @@ def sleeper(work: Path) -> Iterator[Path]:
 
 def sleep_in(step: str, spare: int = 1) -> None:
     """Processes sleep in this step until they are woken; the first ones, such as the probe, not."""
-    for name in ("asleep", "imports"):
+    for name in ("asleep", "callers"):
         Path(name).unlink(missing_ok=True)
     Path("sleep").write_text(f"{step} {spare}")
 
@@ -202,7 +202,7 @@ def test_ctrl_c_in_each_step_ends_the_run_and_it_goes_on(
 ) -> None:
     options = [*NEW, "--backend", "one", "--jobs", "1"]
     spare = 2  # the probe and eager
-    for step in ("import", "build", "eager", "compile", "verify", "measure"):
+    for step in ("eager", "compile", "verify", "measure"):
         before = results()
         sleep_in(step, spare)
         tuner = Tuner(*options).until_asleep().send(signal.SIGINT)

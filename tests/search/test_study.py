@@ -50,6 +50,22 @@ def forward(result: autocompile.Result) -> dict[str, Any]:
     return phase
 
 
+def test_the_report_says_why_a_target_was_not_built_for_all_trials(
+    target: Path,
+) -> None:
+    why = "left open: /data"
+    probe = dataclasses.replace(probed(), not_built=why)
+    for ending, expected in ((probed(), None), (probe, f"by each trial: {why}")):
+        result = tuned(
+            target,
+            FakeExecutor(script, ending),
+            run_dir=target.parent / str(bool(expected)),
+        )
+        assert (result.to_dict()["target"].get("choices") or {}).get(
+            "build"
+        ) == expected
+
+
 # Which settings are tried ------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry, timing
 from autocompile.trial.measure.timing import Timed
+from autocompile.trial.model.built import built_for
 from autocompile.trial.model.calls import Calls, first_call, other_values
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import Side, make_side
@@ -24,18 +25,23 @@ from autocompile.trial.model.target import Target, seed_everything
 
 
 def load(request: Request, channel: Channel) -> Target:
-    """Steps ``import`` and ``build``: the same weights in every process."""
+    """Steps ``import`` and ``build``: the same weights in every process.
+
+    Where the fork server has built the target, nothing is left of them to do.
+    """
     header = request.header
     channel.step(Step.IMPORT)
     device = environment.pick_device(header.device)
     if isinstance(request, ProbeRequest) and is_prepared(request, channel, device):
         channel.send(EventName.TOOLCHAIN)  # the fork server sees to it meanwhile
-    seed_everything(header.seed)
-    module = import_target(header.target)
+    if (target := built_for(header)) is None:
+        seed_everything(header.seed)
+        module = import_target(header.target)
     if isinstance(request, ProbeRequest):
         channel.send(EventName.MODULES, names=environment.library_modules())
     channel.step(Step.BUILD)
-    target = build(header.target, module, header.calls)
+    if target is None:
+        target = build(header.target, module, header.calls)
     target.to(device)
     return target
 
