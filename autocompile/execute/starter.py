@@ -330,11 +330,11 @@ class ProcessStarter:
         """Whether a fork has what a job may have; else it is asked for, once nothing runs."""
         server = self._fork_server
         assert server is not None
-        is_anothers = server.built not in ("", job.made_of)
         has_to_build = job.builds and job.made_of not in self._tried
-        if not is_anothers and not has_to_build:
+        if not has_to_build and server.built in ("", job.made_of):
             return True
-        if alone and is_anothers:
+        # Also where an earlier run has built the same: a copy would hold the old one as well.
+        if alone and server.built:
             server.forget()
         elif alone:
             self._tried.add(job.made_of)
@@ -421,7 +421,10 @@ class ProcessStarter:
             return
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
-            return  # it may have been killed from outside: try a new one
+            # It may have been killed from outside: try a new one.
+            if server is not None and server.built:
+                self._tell(f"each trial builds the model from now on: {error}")
+            return
         if any(self._warmth) or was_to_build:
             self._warmth = ((), None)
             self._tell(f"trials are forked without the target's imports: {error}")

@@ -154,11 +154,8 @@ def build_for_all(
     this = os.getpid()
     said: dict[str, Any] = {"why": "", "modules": ()}
     try:
-        usual = _OOM_SCORE.read_text()
-        # If memory runs out, the kernel ends this process before others.
-        _OOM_SCORE.write_text(_EASY_TO_END)
-        _build(request, channel, printed)
-        _OOM_SCORE.write_text(usual)
+        with _ended_first():
+            _build(request, channel, printed)
         said["why"] = unfit()
     except _NotShared as error:
         said = {"why": str(error), "modules": error.modules}
@@ -170,6 +167,22 @@ def build_for_all(
     if said["why"]:
         processes.end_descendants()
         os._exit(0)
+
+
+@contextlib.contextmanager
+def _ended_first() -> Iterator[None]:
+    """If memory runs out meanwhile, the kernel ends this process before others.
+
+    A container whose own score is higher does not let it be changed.
+    """
+    usual = ""
+    with contextlib.suppress(OSError):
+        usual = _OOM_SCORE.read_text()
+        _OOM_SCORE.write_text(_EASY_TO_END)
+    yield
+    if usual:
+        with contextlib.suppress(OSError):
+            _OOM_SCORE.write_text(usual)
 
 
 def _build(request: Mapping[str, Any], channel: socket.socket, printed: int) -> None:

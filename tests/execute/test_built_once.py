@@ -20,9 +20,11 @@ from conftest import PATIENCE_S, SHORT, Bench, assert_nothing_left
 
 from autocompile.execute.executor import Ending, Stepped
 from autocompile.execute.local import LocalExecutor
+from autocompile.execute.starter import shared_fork_servers
 from autocompile.protocol.requests import Header, ProbeRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Step
+from autocompile.trial import builder
 
 USUAL = """
 import os, random, signal, subprocess, sys, threading, time
@@ -51,11 +53,13 @@ SEEN = os.path.abspath(__file__ + ".seen")
 class Run:
     """The probe of a target, and trials after it, as a run makes them."""
 
-    def __init__(self, folder: Path, source: str, executor: LocalExecutor) -> None:
-        folder.mkdir()
+    def __init__(
+        self, folder: Path, source: str, executor: LocalExecutor, name: str = "run"
+    ) -> None:
+        folder.mkdir(exist_ok=True)
         self.target = folder / "net.py"
         self.target.write_text(source)
-        self.bench = Bench(folder / "run", executor=executor)
+        self.bench = Bench(folder / name, executor=executor)
         self.header = Header(str(self.target), "cpu", seed=5)
 
     def start_probe(
@@ -266,6 +270,37 @@ def test_another_target_takes_its_place_once_no_trial_runs(make: Make) -> None:
     assert run.bench.end(number).outcome is Outcome.OK
     assert other.bench.end(later).outcome is Outcome.OK
     assert (run.imports, other.imports) == (1, 1)
+
+
+def test_a_run_that_follows_another_of_the_same_file_builds_what_the_file_is_by_then(
+    tmp_path: Path,
+) -> None:
+    """As a suite does that tunes its most promising model once more."""
+    later = USUAL.replace("built by the", "changed, and built by the")
+    imports = []
+    with shared_fork_servers():
+        for number, source in enumerate((USUAL, f"{later}held = open(__file__)")):
+            executor = LocalExecutor(share="the same")
+            try:
+                run = Run(tmp_path / "it", source, executor, f"run{number}")
+                ending = probe_and_trial(run)
+                log = run.log(0)
+                imports.append(run.imports)
+            finally:
+                executor.close()
+    assert "left open" in ending.not_built
+    assert "changed, and built" in log
+    assert imports == [1, 4]  # what tries to build it, the probe and the trial
+
+
+def test_a_score_for_lack_of_memory_that_cannot_be_changed_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(builder, "_OOM_SCORE", Path("/proc/version"))
+    done = []
+    with builder._ended_first():
+        done.append("built")
+    assert done == ["built"]
 
 
 def test_what_builds_is_ended_first_when_memory_runs_out_and_what_serves_is_not(

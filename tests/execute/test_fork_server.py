@@ -294,7 +294,8 @@ def test_where_what_has_built_a_target_dies_no_other_builds_it(
 ) -> None:
     log = tmp_path / "asked"
     python = interpreter(ANSWERS + DIES_ONCE_BUILT.format(log=str(log)))
-    one = ProcessStarter(python, "fork", print, selector)
+    told = list[str]()
+    one = ProcessStarter(python, "fork", told.append, selector)
     job = Job(-1, tmp_path, timeout_s=60.0, made_of="it", builds=True)
 
     def until_it_is_ready() -> None:
@@ -306,6 +307,10 @@ def test_where_what_has_built_a_target_dies_no_other_builds_it(
         assert one.start(job) is None  # it dies when it is to fork
         until_it_is_ready()
         assert log.read_text().split() == ["build", "fork"]
+        (why,) = told
+        assert why.startswith(
+            "each trial builds the model from now on: the fork server"
+        )
     finally:
         one.close()
 
