@@ -51,7 +51,7 @@ from autocompile.space.space import (
     spaces_of,
 )
 from autocompile.store import runs
-from autocompile.store.record import Record, RunFolder
+from autocompile.store.record import Checks, Record, RunFolder
 from autocompile.store.run import Run, Searched
 from autocompile.store.targets import library_model, target_spec
 
@@ -371,6 +371,8 @@ def _study(
         executor=bench.executor,
         progress=bench.progress,
         deadlines=bench.deadlines,
+        # Of settings that are given, each is to be told whether it is right.
+        checks=Checks.FIRST if request.only is None else Checks.ALL,
         trials=request.trials,
         compared=request.compared,
         calls_per_update=lambda phase, size: calls_between_updates(

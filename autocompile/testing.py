@@ -189,7 +189,8 @@ class ScriptedExecutor:
         own = {**request, "config": side["config"]}
         self.requests.append(own)
         ending = self._script(own)
-        return replace(ending, payload={"sides": [dict(ending.payload)]})
+        payload = {**ending.payload, "checks": side["checks"]}
+        return replace(ending, payload={"sides": [payload]})
 
     def _race(self, request: Mapping[str, Any]) -> Ending:
         """Run the script for each side of a race, one after the other."""
@@ -202,6 +203,7 @@ class ScriptedExecutor:
             wall_s += ending.wall_s
             said = {"number": side["repeats"], "outcome": ending.outcome.value}
             said |= {"step": ending.step.value, "message": ending.message}
+            said |= {"checks": side["checks"]}
             sides.append({**ending.payload, **said})
         payload = {"sides": sides}
         return Ending(Outcome.OK, Step.EXIT, payload=payload, wall_s=wall_s)

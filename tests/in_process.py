@@ -24,7 +24,7 @@ from autocompile.search.records import of_only_side
 from autocompile.store.record import Measurement
 from autocompile.trial import worker
 from autocompile.trial.measure.timing import block
-from autocompile.trial.tasks import closer, session
+from autocompile.trial.tasks import later, session
 
 __all__ = ["Try", "timed_for_a_moment", "trials"]
 
@@ -86,7 +86,7 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(session, "screen", timed_for_a_moment)
         # test_optimizers has it
-        patch.setattr(closer, "schedule", lambda *_: None)
+        patch.setattr(later, "schedule", lambda *_: None)
         yield run
     _forget(before)
     torch._dynamo.reset()

@@ -12,7 +12,7 @@ from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, Setting
 from autocompile.store import run as store
-from autocompile.store.record import Record
+from autocompile.store.record import Checks, Record
 
 __all__ = ["CHANNELS_LAST", "LITE", "MAX", "Run"]
 
@@ -61,6 +61,7 @@ class Run:
         number = len(self.records)
         record = to_record(number, Setting(config, self.batch_size, self.phase), ending)
         shared = ending.payload.get("raced_in")
+        fields.setdefault("checks", ending.payload.get("checks", Checks.ALL))
         self.records.append(dataclasses.replace(record, raced_in=shared, **fields))
         return number
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autocompile.estimate.candidates import Candidate, candidates
-from autocompile.estimate.decision import SETS, ZONE, Decision, decide
+from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide
 from autocompile.estimate.figures import figures
 from autocompile.estimate.limits import Limits
 from autocompile.estimate.stages import could_go_on
@@ -147,6 +147,17 @@ class _Case:
         return max(0, compiled - len(tried))
 
     @property
+    def unchecked(self) -> Candidate | None:
+        """What is surely faster than the best of what has passed all checks, or leads alone."""
+        if self.decision is None:
+            return None
+        best = self.decision.best
+        if not best.is_verified:
+            return best
+        ahead = (c for c, _ in self.decision.open if compare(c, best).low > 1)
+        return next((c for c in ahead if not c.is_verified), None)
+
+    @property
     def nothing_compiled_ended(self) -> bool:
         """Whether no compiled setting has ended: also where there is none to try."""
         return all(r.config.is_eager for r in self.ended)
@@ -217,6 +228,8 @@ def _verdict(case: _Case) -> tuple[Verdict, str]:
         return "unknown", _what_took_the_time(case)
     if decision is None:
         return "failed", _beyond_the_limits(case)
+    if (first := case.unchecked) and (keeps_eager or first is decision.best):
+        return "unknown", _not_checked(first)
     if keeps_eager:
         if not case.allowed:
             return "keep_eager", _why_nothing(case)
@@ -227,6 +240,14 @@ def _verdict(case: _Case) -> tuple[Verdict, str]:
     if decision.is_faster:
         return "faster", better
     return "within_limits", f"eager mode does not keep the limits; {better}"
+
+
+def _not_checked(first: Candidate) -> str:
+    """That what seems to be the fastest has not passed all checks."""
+    return (
+        f"{first.record.config.label()} was {first.speedup.value:.2f}x in its first trial and has "
+        "not passed all checks, which come with its first race"
+    )
 
 
 def _not_better(decision: Decision) -> str:
@@ -391,11 +412,13 @@ def _doubts(case: _Case, decision: Decision, verdict: Verdict) -> Iterator[_Doub
         if best.slow_sets:
             text += f" ({best.slow_sets} more left out: the machine was slower)"
         yield _Doubt("low", text, can_race)
+    if first := case.unchecked:
+        yield _Doubt("low", _not_checked(first), can_race)
     if _plain_was_rounded(case):
         yield _Doubt("low", _REFUSED, False)
     little = list(_little_tried(case, verdict))
     yield from little
-    for setting, above in decision.open[:1]:
+    for setting, above in [pair for pair in decision.open if pair[0] is not first][:1]:
         name = setting.record.config.label()
         text = f"{name} may be up to {100 * above:.0f} % faster"
         yield _Doubt("open", text, can_race)

@@ -20,7 +20,7 @@ from autocompile.estimate.intervals import (
     percentile,
 )
 from autocompile.estimate.limits import Limits
-from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
+from autocompile.store.record import EXPORTED, Checks, Measurement, Outcome, Record
 from autocompile.store.recorded_calls import PERCENTILES
 
 ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
@@ -32,7 +32,7 @@ SLOWER = 1.15
 class Candidate:
     """One setting, or the plainest of several with the same code, with its measurements."""
 
-    record: Record  # its search trial
+    record: Record  # its search trial, with what the later checks have found since
     # Over eager in this run, at the same batch size, including what new weights and, with
     # a horizon, compiling cost.
     speedup: Interval
@@ -54,6 +54,11 @@ class Candidate:
     def sets(self) -> int:
         """How many sets of fresh processes it was measured in; 0 before a race."""
         return len(self.logs)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether it has passed all checks; eager mode is what others are compared with."""
+        return self.record.config.is_baseline or self.record.checks is Checks.ALL
 
     @property
     def call_s(self) -> float:
@@ -171,9 +176,7 @@ def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
 def _candidate(
     members: Sequence[Record], again: Sequence[Record], eager: _Eager
 ) -> Candidate:
-    # It is not measured for a duplicate: the first that was measured counts.
-    refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
-    record = dataclasses.replace(members[0], refresh_s=refresh_s)
+    record = _with_later_checks(members, again)
     logs, blocks, processes, slow = {}, {}, [], left_out(again)
     alone = []  # log speed-ups of calls, without costs
     for r in again:
@@ -210,6 +213,28 @@ def _candidate(
         slow_sets=len(slow),
         processes=tuple(processes),
         of_a_call=of_a_call,
+    )
+
+
+def _with_later_checks(members: Sequence[Record], again: Sequence[Record]) -> Record:
+    """The first of trials with the same code, with what the later checks of any have found."""
+    first = members[0]
+    refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
+    if first.checks is Checks.ALL:
+        return dataclasses.replace(first, refresh_s=refresh_s)
+    passed = [r for r in (*again, *members) if r.checks is Checks.ALL]
+    if not passed:
+        # Until new weights were loaded, they are expected to take as long as compiling did.
+        expected_s = first.compile_s if first.config.bakes_weights else None
+        return dataclasses.replace(first, refresh_s=refresh_s or expected_s)
+    live = (r.weights_live for r in passed if r.weights_live is not None)
+    notes = (note for r in (first, *passed[:1]) for note in r.notes)
+    return dataclasses.replace(
+        first,
+        checks=Checks.ALL,
+        refresh_s=refresh_s,
+        weights_live=next(live, None),
+        notes=list(dict.fromkeys(notes)),
     )
 
 

@@ -110,7 +110,8 @@ class Decision:
 def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision | None:
     """The best candidate of one batch size that keeps the limits.
 
-    Raced settings precede those only searched, since the best of many single figures is
+    What has passed all checks precedes what has not, which leads only where nothing else may be
+    chosen. Raced settings precede those only searched, since the best of many single figures is
     biased upwards; where none of them is faster than eager, one that was found after the
     race and is more than a tenth faster counts. The best must beat eager with the whole
     interval that a user reads, which counts that runs are apart: a gain of less than 3 %
@@ -130,9 +131,9 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     doubtful = [c for c in allowed if c.slows_eager]
     rivals = [c for c in allowed if not c.slows_eager]
     rivals.sort(key=_speed, reverse=True)
-    ties = _ties(rivals, keeps_eager)
-    if not ties and keeps_eager:
-        ties = [eager]
+    ties = _ties([c for c in rivals if c.is_verified], keeps_eager)
+    if not ties:
+        ties = [eager] if keeps_eager else _ties(rivals, keeps_eager)
     if not ties:
         return None
     best = ties[0]
@@ -209,7 +210,7 @@ def as_calls_grow(
 
     Eager mode is the first; one that is less than 2 % faster than the one before it is left out.
     """
-    allowed = [c for c in found if c.keeps(limits)]
+    allowed = [c for c in found if c.keeps(limits) and c.is_verified]
     eager = [c for c in allowed if c.record.config.is_baseline]
     compiled = [
         c for c in allowed if not c.record.config.is_baseline and not c.slows_eager

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.store.reading import of_fields, plain
-from autocompile.store.record import Record, TaskResult
+from autocompile.store.record import Checks, Record, TaskResult
 from autocompile.store.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class Side:
     repeats: int | None = None  # the trial that found it; None: this is its first trial
     cache: str | None = None  # folder of its compiler cache; None: that of the process
     is_warm: bool = False  # whether its code is in the cache
+    # what it is asked: of what has passed all, only what a process may still fail
+    checks: Checks = Checks.ALL
+    compile_s: float | None = None  # cold, where its first trial has told
     exported: ExportedCode | None = None  # makes this side in place of the setting
 
 
@@ -111,15 +114,13 @@ class TrialRequest(Request):
 
     Raises:
         ValueError: no side; sides of different precisions, which no one reference can judge; or
-            ``all`` checks of several sides, whose compiles are counted for the whole process.
+            first trials of several sides, whose compiles are counted for the whole process.
     """
 
     kind = "trial"
     phase: str
     sides: tuple[Side, ...]
     batch_size: int | None = None
-    # ``again``: only those that a setting that has been verified before may still fail.
-    checks: Literal["all", "again"] = "all"
     limits: TimingLimits = TimingLimits()
     takes_turns: bool = False  # with other processes, round by round
     calls_per_update: int | None = None
@@ -128,8 +129,8 @@ class TrialRequest(Request):
     def __post_init__(self) -> None:
         if not self.sides:
             raise ValueError("a trial has no side")
-        if self.checks == "all" and len(self.sides) > 1:
-            raise ValueError("all checks are of one side only")
+        if not self.is_race and len(self.sides) > 1:
+            raise ValueError("a first trial has one side only")
         if len({side.config.eager_reference for side in self.sides}) > 1:
             raise ValueError("the sides of a trial have different precisions")
 

@@ -31,7 +31,7 @@ from autocompile.search.jobs import Jobs
 from autocompile.search.records import records_of
 from autocompile.search.study import Study
 from autocompile.settings.config import EAGER, Cell
-from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
+from autocompile.store.record import AT_WORK, EXPORTED, Checks, Outcome, Record
 
 LIMITS = TimingLimits.exactly(rounds=24, max_s=3.0)  # of each set
 # Share of a cold compile by Inductor that a warm one takes: 4 to 25 % in nearly all races of
@@ -50,6 +50,7 @@ class _Set:
     began: float
     waiting: list[list[Candidate]]
     takes_turns: bool
+    later_s: float  # expected of it for checks that no other set makes
     running: dict[int, list[Candidate]] = field(default_factory=dict)
 
 
@@ -86,6 +87,7 @@ class Race:
                 self._save(job, current, ending)
                 if not current.waiting and not current.running:
                     spent_s = self.study.deadlines.spent_s - current.began
+                    spent_s = max(LIMITS.max_s, spent_s - current.later_s)
                     self._took_s[current.cell] = spent_s / (1 + current.size)
                     sets.remove(current)
 
@@ -178,7 +180,8 @@ class Race:
     def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
         """About how long a set takes: by the last one, or by the trials of the search."""
         if cell in self._took_s:
-            return self._took_s[cell] * (1 + len(runners))
+            later_s = sum(map(_later_s, runners))
+            return self._took_s[cell] * (1 + len(runners)) + later_s
         if not runners:
             return 0.0
         steps = ("import", "build", "eager")
@@ -190,7 +193,7 @@ class Race:
             * c.record.step_s.get("compile", 0.0)
             for c in runners
         )
-        return start_s + compile_s + LIMITS.max_s
+        return start_s + compile_s + LIMITS.max_s + sum(map(_later_s, runners))
 
     # One set --------------------------------------------------------------------------------------
 
@@ -210,6 +213,7 @@ class Race:
             study.deadlines.spent_s,
             groups,
             len(groups) > 1,
+            sum(map(_later_s, runners)),
         )
 
     def _start_groups(self, jobs: Jobs, current: _Set) -> None:
@@ -255,7 +259,6 @@ class Race:
             phase=phase,
             batch_size=batch_size,
             sides=tuple(self._side(c, exported) for c in group),
-            checks="again",
             limits=LIMITS,
             takes_turns=takes_turns,
             calls_per_update=self.study.calls_per_update(*cell),
@@ -275,7 +278,16 @@ class Race:
         """With the compiler cache of its trial, if one is there."""
         factory, number = self.study.job_factory, c.record.number
         cache, has_cache = str(factory.cache_of(number)), factory.has_cache(number)
-        return Side(c.record.config, number, cache, has_cache, exported)
+        is_known = c.is_verified or exported is not None
+        return Side(
+            c.record.config,
+            number,
+            cache,
+            has_cache,
+            Checks.FIRST if is_known else Checks.ALL,
+            c.record.compile_s,
+            exported,
+        )
 
     def _records(
         self, job: int, group: Sequence[Candidate], ending: Ending
@@ -286,7 +298,7 @@ class Race:
         records = records_of(self._asked.pop(job), ending, self._at_work(job))
         for record in records:
             trial = trials[record.repeats or 0]
-            record.refresh_s = trial.refresh_s
+            record.refresh_s = record.refresh_s or trial.refresh_s
             record.calls_per_update = trial.calls_per_update
         return records
 
@@ -318,3 +330,13 @@ class Race:
                 f"({ending.message}): log in {study.job_factory.folder.trial(job)}"
             )
             self._given_up.add(current.cell)
+
+
+def _later_s(c: Candidate) -> float:
+    """About how long the later checks of a setting take: calls, and another compile of some."""
+    if c.is_verified:
+        return 0.0
+    record = c.record
+    compiles = record.draws_otherwise or record.config.bakes_weights
+    compile_s = record.step_s.get("compile", 0.0) if compiles else 0.0
+    return compile_s + record.step_s.get("verify", 0.0)

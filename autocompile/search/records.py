@@ -11,7 +11,7 @@ from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import TrialRequest
 from autocompile.settings.config import Setting
-from autocompile.store.record import GraphBreak, Outcome, Record, Step
+from autocompile.store.record import Checks, GraphBreak, Outcome, Record, Step
 
 Known = Mapping[Setting, Record]
 
@@ -25,6 +25,8 @@ _OF_ITS_PROCESS = (
     Outcome.INTERRUPTED,
 )
 _NO_FAILURE = (Outcome.OK, Outcome.INTERRUPTED)
+# What does not say that it has passed all checks has not.
+_NOTHING_SAID = {"checks": Checks.FIRST.value}
 _PLACE = ("number", "phase", "config", "batch_size")
 _NO_RECORD = (AutocompileError, KeyError, TypeError, ValueError, AttributeError)
 
@@ -44,7 +46,7 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     rounded = [(s, round(a, 3), round(b, 3)) for s, a, b in spans if b - a >= 0.001]
     of_parent |= {"wall_s": ending.wall_s, "step_s": ending.step_s, "spans": rounded}
     try:
-        record = Record.from_dict({**ending.payload, **of_parent})
+        record = Record.from_dict({**_NOTHING_SAID, **ending.payload, **of_parent})
         if record.measurement is None and record.outcome is Outcome.OK:
             raise ValueError("it has no measurement")
         json.dumps([record.detail, record.explained], allow_nan=False)

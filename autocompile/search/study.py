@@ -21,7 +21,7 @@ from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, records_of
 from autocompile.search.sampler import ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
-from autocompile.store.record import Outcome, Record
+from autocompile.store.record import Checks, Outcome, Record
 
 # Compiler caches of each phase and batch size: as many as may be raced.
 _CACHES_KEPT = 8
@@ -60,6 +60,8 @@ class Study:
     records: list[
         Record
     ]  # of the search and the races, those of earlier sessions included
+    # of each first trial; the later ones are those of its first race
+    checks: Checks = Checks.FIRST
     # Most that start a process for the search in this session, as its budget is of a session.
     trials: int | None = None
     # Compiled settings of each phase that it tries at the least, if the run's end can be moved.
@@ -221,7 +223,7 @@ class Study:
             header=self.job_factory.header,
             number=number,
             phase=setting.phase,
-            sides=(Side(config),),
+            sides=(Side(config, checks=self.checks),),
             batch_size=setting.batch_size,
             limits=_EAGER
             if config.is_plain_eager

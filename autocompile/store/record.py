@@ -75,6 +75,13 @@ class GraphBreak(Part):
     reason: str = ""  # in torch's words
 
 
+class Checks(str, Enum):
+    """Which checks a trial is asked for, and which a setting has passed in it."""
+
+    FIRST = "first"  # what a call shows
+    ALL = "all"  # also what takes a compile or many calls
+
+
 @dataclass(kw_only=True)
 class TaskResult:
     """What the process of every task may send."""
@@ -171,6 +178,10 @@ class Record(TaskResult):
     skipped_frames: int | None = None  # functions that Dynamo gave up as a whole
     cudagraph_skips: int | None = None  # graphs that Inductor replays by no CUDA graph
     answered: bool = False  # not tried, since other trials told how it ends
+    # Which checks it has passed. Older versions made all of them in the first trial.
+    checks: Checks = Checks.ALL
+    # whether its random numbers are not eager's, so that a later check compiles it once more
+    draws_otherwise: bool = False
     # whether new weights change what the compiled side computes
     weights_live: bool | None = None
     reference_s: float | None = None  # of the reference workload

@@ -52,7 +52,7 @@ from autocompile.settings.config import (  # noqa: E402
     CompileConfig,
     Setting,
 )
-from autocompile.store.record import RunFolder  # noqa: E402
+from autocompile.store.record import Checks, RunFolder  # noqa: E402
 
 SETS, ROUNDS, SET_S = 3, 12, 20.0
 TIMEOUT_S = 200.0
@@ -198,6 +198,7 @@ def race_jobs(
                 n,
                 str(job_factory.cache_of(n)),
                 True,
+                Checks.FIRST,
             )
             for n in group
         ]
@@ -207,7 +208,6 @@ def race_jobs(
             phase=model.phase,
             sides=tuple(sides),
             batch_size=size,
-            checks="again",
             limits=TimingLimits.exactly(rounds, SET_S),
         )
         jobs.append(job_factory.job(request, alone=True))

@@ -39,7 +39,14 @@ from autocompile.execute.local import LocalExecutor
 from autocompile.protocol.requests import Header, Side, TrialRequest
 from autocompile.search import race as racing
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
+from autocompile.store.record import (
+    Checks,
+    Measurement,
+    Outcome,
+    Record,
+    RunFolder,
+    Step,
+)
 
 BATCH_SIZE = 4
 SIDES = {
@@ -69,7 +76,7 @@ def measure(
 ) -> dict[str, Any]:
     """One set: raw microseconds of a call, by side, in the order of the rounds."""
     sides = [
-        Side(config, number, str(job_factory.cache_of(number)), is_warm=False)
+        Side(config, number, str(job_factory.cache_of(number)), checks=Checks.FIRST)
         for number, config in enumerate(SIDES.values())
     ]
     request = TrialRequest(
@@ -78,7 +85,6 @@ def measure(
         phase="forward",
         sides=tuple(sides),
         batch_size=BATCH_SIZE,
-        checks="again",
         limits=racing.LIMITS,
     )
     ending = run(executor, job_factory.job(request, alone=True))

@@ -82,7 +82,6 @@ class Desk:
             phase="forward",
             batch_size=4,
             sides=(Side(config, 0, str(self.factory.cache_of(0)), True),),
-            checks="again",
             limits=TimingLimits.exactly(8, 1.0),
             takes_turns=takes_turns,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 from autocompile.store.reading import plain
 from autocompile.store.record import (
+    Checks,
     GraphBreak,
     Measurement,
     Outcome,
@@ -50,10 +52,9 @@ TUNED = Tuned(
     {"forward": (Choice(CONFIG, 4, {"value": 1.5, "low": 1.4, "high": 1.6}, 3),)}, {}
 )
 RACED = Side(CONFIG, 7, "cache/0007", is_warm=True)
-EXPORTED = Side(CONFIG, 7, "cache/0007", True, ExportedCode("model = model", TUNED))
+EXPORTED = replace(RACED, exported=ExportedCode("model = model", TUNED))
 RACE: dict[str, Any] = {
     "phase": "forward",
-    "checks": "again",
     "limits": TimingLimits.exactly(24, 3.0),
 }
 REQUESTS: dict[str, Request] = {
@@ -67,7 +68,11 @@ REQUESTS: dict[str, Request] = {
         calls_per_update=10,
     ),
     "race": TrialRequest(
-        header=HEADER, number=5, sides=(RACED, Side(CONFIG, 8)), batch_size=4, **RACE
+        header=HEADER,
+        number=5,
+        sides=(RACED, Side(CONFIG, 8, checks=Checks.FIRST)),
+        batch_size=4,
+        **RACE,
     ),
     "exported": TrialRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
     "probe": ProbeRequest(
@@ -107,15 +112,17 @@ def test_a_request_that_was_written_is_read_as_it_was(
         ),
         ({"sides": [{"config": 3}]}, "config is 3"),
         ({"sides": []}, "a trial has no side"),
-        ({"sides": [{"config": {}}, {"config": {}}]}, "all checks are of one side"),
+        ({"sides": [{"config": {}}, {"config": {}}]}, "a first trial has one side"),
         (
             {
-                "checks": "again",
-                "sides": [{"config": {}}, {"config": {"precision": "high"}}],
+                "sides": [
+                    {"config": {}, "repeats": 1},
+                    {"config": {"precision": "high"}, "repeats": 2},
+                ],
             },
             "different precisions",
         ),
-        ({"checks": "some"}, "checks is 'some'"),
+        ({"sides": [{"config": {}, "checks": "some"}]}, "'some' is not a valid Checks"),
         ({"phase": ...}, "missing 1 required"),
     ],
 )

@@ -1,30 +1,19 @@
-"""What the first trial of a setting looks at beside its first and last calls and their time."""
+"""What the first trial of a setting looks at beside right results and their time: its figures."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from autocompile.estimate.intervals import median
 from autocompile.settings.phases import phase_of
-from autocompile.store.record import CallKind, Measurement, Outcome, Record
+from autocompile.store.record import CallKind, Outcome, Record
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import footprint, telemetry
 from autocompile.trial.measure.timing import Timer, times_of_each_call
-from autocompile.trial.model.calls import (
-    Calls,
-    between,
-    in_words,
-    kinds,
-    shape_of,
-)
+from autocompile.trial.model.calls import in_words, kinds, shape_of
 from autocompile.trial.model.sides import Side
 from autocompile.trial.tasks.session import Entrant, Session
-from autocompile.trial.verify.side_checks import at_a_size_between as check_at_size
-from autocompile.trial.verify.side_checks import new_weights, schedule
-
-_LONGEST_COMPILE_S = 5.0  # of a step that another learning rate may compile again
 
 # What Dynamo and Inductor count that is a field of a record.
 _COUNTS = ("graphs", "graph_breaks", "recompiles", "skipped_frames", "cudagraph_skips")
@@ -68,36 +57,16 @@ def seconds_of_kinds(
     return sorted(found, key=lambda kind: -kind.calls), of_shape
 
 
-def check_new_weights(
-    session: Session, entrant: Entrant, measurement: Measurement
-) -> None:
-    """Load new weights into a side that holds them as constants, and note what that takes.
-
-    New ones are a compile or a new session there: one refresh shows what several do.
-    """
-    record, request = entrant.record, session.request
-    # Where nothing changes the weights, the seconds of a refresh decide nothing.
-    counts = request.calls_per_update is not None
-    with session.channel.exclusive() if counts else contextlib.nullcontext():
-        is_live, took_s = new_weights(
-            session.reference, entrant.subject, session.timer.synchronize
-        )
-    record.weights_live = is_live
-    record.refresh_s = max(0.0, took_s - measurement.compiled_pass_s)
-    record.calls_per_update = request.calls_per_update
-
-
 # When its figures are known --------------------------------------------------------------------
 
 
 def look_closer(session: Session, entrant: Entrant) -> None:
-    """Memory, and what a learning-rate schedule recompiles."""
+    """Memory, and once more what it has compiled."""
     record, side, device = entrant.record, entrant.side, session.target.device
     config, phase = side.config, session.request.phase
     if device.type == "cuda":  # before the peaks of the two sides are measured
         record.held_bytes = footprint.most_held_bytes(device)
-    # Not where weights are constants, whose refreshes were compiles too.
-    if not (config.is_eager or config.bakes_weights):
+    if not config.is_eager:
         prove_compiled(record, session.home)
     # Before more CUDA graphs are made.
     record.eager_peak_memory_bytes = _peak_memory(session.baseline, phase, device)
@@ -105,10 +74,6 @@ def look_closer(session: Session, entrant: Entrant) -> None:
     hides = config.bakes_weights or config.entry.lays_out
     if device.type != "cpu" or not hides:
         record.peak_memory_bytes = _peak_memory(side, phase, device)
-    if not config.is_eager:
-        with session.reference.comparable_random_numbers(side):
-            _look_at_schedules(session, entrant)
-            _look_between(session, entrant)
 
 
 def _peak_memory(side: Side, name: str, device: Any) -> int:
@@ -128,31 +93,3 @@ def _peak_memory(side: Side, name: str, device: Any) -> int:
         return tensors, side.held()
 
     return footprint.peak_bytes(side.run, held, device, graphs=not side.is_eager)
-
-
-def _look_at_schedules(session: Session, entrant: Entrant) -> None:
-    """Whether a schedule of learning rates compiles a step again, if that takes no long time."""
-    record, side = entrant.record, entrant.side
-    is_short = (record.compile_s or 0.0) < _LONGEST_COMPILE_S
-    if is_short or side.config.guards != "all":
-        schedule(session.reference, entrant.subject)
-    elif side.optimizers:
-        what = "whether a learning-rate schedule recompiles this step was not tried"
-        record.notes.append(f"{what}: it takes {record.compile_s:.0f} s to compile")
-
-
-def _look_between(session: Session, entrant: Entrant) -> None:
-    """Whether a program for several sizes is right at one that no call has had, too.
-
-    These inputs are made up: what goes wrong with them must not cost the figures.
-    """
-    workload = session.workload
-    if not isinstance(workload, Calls) or entrant.side.config.dynamic is False:
-        return
-    if (inputs := between(workload)) is None:
-        return
-    # Constants are by now those of the other weights that it was given (check_new_weights).
-    has_others = entrant.side.config.bakes_weights
-    reference = session.reference
-    with reference.with_other_weights() if has_others else contextlib.nullcontext():
-        check_at_size(reference, entrant.subject, inputs)

@@ -114,7 +114,7 @@ class Session:
     def _run_eager(self) -> None:
         """Make the reference and the baseline."""
         config, header = self.request.sides[0].config, self.request.header
-        is_first = self.request.checks == "all"
+        is_first = not self.request.is_race
         self.workload = self.inputs()
         self.given_back: dict[str, float] = {}
         if is_first and config.is_plain_eager and self.target.device.type == "cpu":
@@ -187,7 +187,7 @@ class Session:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
             os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
         notes = list[str]()  # a race repeats no words
-        if self.request.checks == "all":
+        if not self.request.is_race:
             notes = record.notes
             notes += self.notes
             if self.given_back:
@@ -236,7 +236,7 @@ class Session:
                 with self.channel.exclusive():
                     self.channel.step(Step.MEASURE)
                     running, sides = self._ready()
-                    if request.checks == "all":
+                    if not request.is_race:
                         return self._screened(running[0], sides, seed)
                     rounds = Rounds(sides, self.timer, limits.block_s, seed)
                 side_by_side(rounds, limits, self._round)

@@ -1,7 +1,8 @@
 """A trial: settings of one phase, each verified and timed beside eager mode, in one process.
 
-A search tries one setting in a process, with all checks. A race times several that have been
-verified before, with the rest of the checks; one that fails is dropped there, and the others go on.
+A search tries one setting in a process, with the checks of its first calls. A race times several
+again, with the later checks of those that have not passed them; one that fails is dropped there,
+and the others go on.
 """
 
 from __future__ import annotations
@@ -12,24 +13,21 @@ from typing import Any
 
 from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest, TrialResult
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.record import Checks, Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
-from autocompile.trial.measure import telemetry
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.tasks.closer import (
-    check_new_weights,
     look_closer,
     prove_compiled,
     seconds_of_kinds,
 )
+from autocompile.trial.tasks.later import check_later
 from autocompile.trial.tasks.session import Entrant, Session
 from autocompile.trial.verify.side_checks import (
-    draws,
-    eagers_draws,
     first_calls,
     last_call,
-    weights,
+    repeated_draws,
     whole_pass,
 )
 
@@ -38,7 +36,7 @@ def new_result(request: TrialRequest) -> TrialResult:
     """The result of a trial that has not begun: a record of each side, which nothing has ended."""
     phase, size = request.phase, request.batch_size
     records = [
-        Record(request.number_of(side), phase, side.config, size)
+        Record(request.number_of(side), phase, side.config, size, checks=Checks.FIRST)
         for side in request.sides
     ]
     return TrialResult(sides=records)
@@ -51,7 +49,7 @@ def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
         for asked, record in zip(request.sides, result.sides, strict=True):
             with session.turn(record):
                 entrant = session.compile(asked, record)
-                if request.checks == "all":  # sides of a race take turns with others
+                if not request.is_race:  # sides of a race take turns with others
                     held.enter_context(session.exclusive_on_cpu())
                 check_first_calls(session, entrant)
         session.end_compiling()
@@ -59,9 +57,12 @@ def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
             with session.turn(entrant.record):
                 note_times(session, entrant, measurement)
                 check_last_calls(session, entrant, measurement)
-    for entrant in session.running if request.checks == "all" else ():
+    if session.running:  # from here on, what ends the process costs no figure
+        channel.measured(result)
+    for entrant in session.running if not request.is_race else ():
         with session.turn(entrant.record):
-            check_at_leisure(session, entrant, result)
+            look_closer_unless_it_fails(session, entrant)
+    check_later(session)
 
 
 def check_first_calls(session: Session, entrant: Entrant) -> None:
@@ -76,24 +77,20 @@ def check_first_calls(session: Session, entrant: Entrant) -> None:
         first_calls(reference, subject)
         whole_pass(reference, subject)
         entrant.clock.stop()
-        if session.request.checks == "again":
-            return
-        if not subject.side.is_eager:
-            prove_compiled(record, session.home)
-        draws(reference, subject)
-        if not subject.side.config.bakes_weights:
-            before = telemetry.compilations()
-            live = weights(reference, subject)
-            # What was compiled for the check says nothing of the program that is timed.
-            record.weights_live = live if telemetry.compilations() == before else None
+        repeated_draws(reference, subject)
+    if not (session.request.is_race or subject.side.is_eager):
+        prove_compiled(record, session.home)
 
 
 def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> None:
     """Put into the record what calls of each kind take, and compiling."""
     record, side, asked = entrant.record, entrant.side, entrant.asked
     record.reference_s = session.work.median_s
+    record.draws_otherwise = session.reference.draws_otherwise(side)
+    if side.config.bakes_weights:
+        record.calls_per_update = session.request.calls_per_update
     of_shape: dict[Any, float] = {}
-    if session.request.checks == "all" and isinstance(session.workload, Calls):
+    if not session.request.is_race and isinstance(session.workload, Calls):
         with session.channel.exclusive():
             found = seconds_of_kinds(session.baseline, side, session.timer)
         record.kinds, of_shape = found
@@ -114,16 +111,11 @@ def check_last_calls(
     session.channel.step(Step.VERIFY)
     with reference.comparable_random_numbers(side), session.exclusive_on_cpu():
         last_call(reference, entrant.subject)
-        if session.request.checks == "all" and side.config.bakes_weights:
-            check_new_weights(session, entrant, measurement)
     record.measurement, record.outcome, record.step = measurement, Outcome.OK, Step.EXIT
 
 
-def check_at_leisure(session: Session, entrant: Entrant, result: TrialResult) -> None:
+def look_closer_unless_it_fails(session: Session, entrant: Entrant) -> None:
     """Look closer at what is measured already, while other trials go on."""
-    reference = session.reference
-    if not reference.draws_otherwise(entrant.side):  # else it is not verified yet
-        session.channel.measured(result)
     try:
         look_closer(session, entrant)
     except Failed:
@@ -131,4 +123,3 @@ def check_at_leisure(session: Session, entrant: Entrant, result: TrialResult) ->
     except Exception as error:
         traceback.print_exc()
         entrant.record.notes.append(f"after its measurement: {first_words(error)}")
-    eagers_draws(reference, entrant.subject)

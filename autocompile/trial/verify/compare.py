@@ -253,11 +253,8 @@ def compare(
         skip: parts that are not compared.
         restless: paths of leaves whose values are not compared.
     """
-    eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
-    if eager.structure != compiled.structure:
-        return f"another structure: {compiled[0]:.120} instead of {eager[0]:.120}"
-    pairs = _paired(eager.leaves, compiled.leaves)
-    if problem := _first(_other_kind(*pair) for pair in pairs):
+    pairs, problem = _pairs_of_kinds(without(expected, *skip), without(actual, *skip))
+    if problem:
         return problem
     compared = [pair for pair in pairs if pair[0] not in restless]
     if problem := _first(_other_thing(*pair) for pair in compared):
@@ -268,6 +265,36 @@ def compare(
     if problem := _first(map(_other_infinities, far)):
         return problem
     return _unexplained(far, _whole_leaves(compared), real, moved, noise or {})
+
+
+def kind_problem(expected: View, actual: View) -> str | None:
+    """What is wrong with ``actual`` whatever random numbers were drawn, or None.
+
+    Structure, types, shapes, and a tensor without a finite number where all of eager's are.
+    """
+    pairs, problem = _pairs_of_kinds(expected, actual)
+    return problem or _first(_not_finite(*pair) for pair in pairs)
+
+
+def _not_finite(path: str, want: Any, got: Any) -> str | None:
+    """Whether all is infinite or NaN, where eager has none of these: some may be by a draw."""
+    first, second = _as_tensor(want), _as_tensor(got)
+    if first is None or second is None or not first.numel():
+        return None
+    is_strange = bool(first.isfinite().all()) and not bool(second.isfinite().any())
+    return (
+        f"{path} has no finite number, where all of eager's are" if is_strange else None
+    )
+
+
+def _pairs_of_kinds(expected: View, actual: View) -> tuple[list[_Pair], str | None]:
+    """The leaves of two views side by side, or how structure or kinds differ."""
+    eager, compiled = flatten(expected), flatten(actual)
+    if eager.structure != compiled.structure:
+        words = f"{compiled[0]:.120} instead of {eager[0]:.120}"
+        return [], f"another structure: {words}"
+    pairs = _paired(eager.leaves, compiled.leaves)
+    return pairs, _first(_other_kind(*pair) for pair in pairs)
 
 
 def _paired(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> list[_Pair]:

@@ -1,17 +1,22 @@
 """The checks of one side against the reference, in the order in which a trial makes them.
 
-What is covered:
+The first checks, of every setting:
 
 - ``first_calls``: the first three calls, with the same seeds, on two batches in turns: results,
   inputs and buffers that a call changes, how results lie in memory, and results that a later call
   overwrites; of a step that trains, loss, gradients and buffers from eager's state, and apart from
-  them what the optimizer makes of the same gradients;
-- ``draws``: a side's own random numbers follow the seed;
+  them what the optimizer makes of the same gradients. Of a side that draws its own random numbers
+  structure, types, shapes, that numbers are finite, and what the optimizer makes of its gradients;
+- ``repeated_draws``: those random numbers are the same for the same seed;
+- ``last_call``: one call after the timing, in memory that another call's inputs had.
+
+The later checks, which take a compile or many calls, of each setting that may be an answer:
+
+- ``draws``: a side's own random numbers differ with the seed, and what no draw touches is eager's;
 - ``weights``, or ``new_weights`` of a side that holds them as constants: new weights, set in place
   and by ``load_state_dict``: the output has to follow them;
-- ``last_call``: one call after the timing, in memory that another call's inputs had;
-- ``at_a_size_between``: a size between those of the calls of a workload;
 - ``schedule``: another learning rate;
+- ``at_a_size_between``: a size between those of the calls of a workload;
 - ``eagers_draws``: the setting is compiled once more to draw eager's random numbers.
 
 Each raises :class:`Failed` where a side is wrong. A difference of values is wrong where it is more
@@ -46,6 +51,7 @@ from autocompile.trial.values import copy_inputs, rebuilt, tensors_by_path
 from autocompile.trial.verify.compare import (
     TRIES,
     compare,
+    kind_problem,
     largest,
     mismatch_scale,
     relative_differences,
@@ -104,9 +110,10 @@ def first_calls(reference: Reference, subject: Subject) -> None:
         _demand_kept(reference, subject, lost, when)
         if not index:
             _demand_layout(reference, subject, got)
-        if reference.draws_otherwise(side):
-            continue
         want = reference.expected[index]
+        if reference.draws_otherwise(side):
+            _demand_kinds(reference, want, got, when)
+            continue
         _demand(reference, subject, got, want, when, index)
         subject.accepted = largest(subject.accepted, relative_differences(want, got))
 
@@ -116,8 +123,10 @@ def _first_steps(reference: Reference, subject: Subject) -> None:
     side, is_comparable = subject.side, not reference.draws_otherwise(subject.side)
     first = side.view(subject.first)
     _demand_layout(reference, subject, first)
-    if is_comparable:
-        want = reference.expected[0]
+    want = reference.expected[0]
+    if not is_comparable:
+        _demand_kinds(reference, want, first, "call 1")
+    else:
         _demand(reference, subject, first, want, "call 1", 0)
         subject.accepted = largest(subject.accepted, relative_differences(want, first))
     last = LastResults(first)
@@ -164,6 +173,12 @@ def _first_updates(
     return lost
 
 
+def repeated_draws(reference: Reference, subject: Subject) -> None:
+    """Check that a side's own draws are the same for the same seed."""
+    if reference.draws_otherwise(subject.side):
+        _demand_repeats(reference, subject, "when the same seed is set again")
+
+
 def whole_pass(reference: Reference, subject: Subject) -> None:
     """Make all calls of a pass once, in order, so that timed ones find what it compiles."""
     if isinstance(reference.workload, Calls):
@@ -171,15 +186,14 @@ def whole_pass(reference: Reference, subject: Subject) -> None:
         subject.side.run()
 
 
-# After the first calls, once for each setting -----------------------------------------------------
+# Later: own random numbers, new weights ----------------------------------------------------------
 
 
 def draws(reference: Reference, subject: Subject) -> None:
-    """Check that own draws repeat with a seed and differ with another; the rest equals eager's."""
+    """Check that own draws differ with another seed, and that the rest equals eager's."""
     side = subject.side
     if not reference.draws_otherwise(side):
         return
-    _demand_repeats(reference, subject, "when the same seed is set again")
     began = time.monotonic()
     want = without(reference.from_kept(reference.eager), *CHANGES)
     got = without(reference.from_kept(side), *CHANGES)
@@ -338,7 +352,7 @@ def last_call(reference: Reference, subject: Subject) -> None:
     _demand_kept(reference, subject, lost, "a call after the timing")
 
 
-# When its figures are known -----------------------------------------------------------------------
+# Later: what no call has had ----------------------------------------------------------------------
 
 
 def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> None:
@@ -497,6 +511,13 @@ def _demand(
         restless=restless,
     )
     if problem:
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+
+def _demand_kinds(reference: Reference, want: View, got: View, when: str) -> None:
+    """Check what holds whatever random numbers were drawn."""
+    free = ("outputs",) if reference.check else ()
+    if problem := kind_problem(without(want, *free), without(got, *free)):
         raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
 

@@ -14,9 +14,9 @@ import pytest
 from in_process import Try
 
 from autocompile.settings.config import CompileConfig
-from autocompile.trial.tasks import closer
+from autocompile.trial.tasks import later
 
-SCHEDULE = closer.schedule  # before a test's trials leave it out
+SCHEDULE = later.schedule  # before a test's trials leave it out
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def test_a_learning_rate_that_is_a_number(
     work: Path, try_it: Try, monkeypatch: pytest.MonkeyPatch, rate: str
 ) -> None:
     """A schedule sets another: torch 2.13 makes one program for all others, static one for each."""
-    monkeypatch.setattr(closer, "schedule", SCHEDULE)
+    monkeypatch.setattr(later, "schedule", SCHEDULE)
     optimizer = (
         f"def get_optimizer(m): return torch.optim.SGD(m.parameters(), lr={rate})"
     )

@@ -132,13 +132,13 @@ def a_race(*configs: CompileConfig | str, **more: Any) -> dict[str, Any]:
             "config": c.to_dict(),
             "cache": f"cache{number}",
             "is_warm": True,
+            "checks": more.get("checks", "first"),
         }
         for number, c in enumerate(settings, 10)
     ]
     limits = plain(TimingLimits.exactly(ROUNDS, more.pop("max_s", 60.0), 0.001))
     return {
         "kind": "trial",
-        "checks": "again",
         "sides": sides,
         "limits": limits,
         **more,

@@ -26,6 +26,7 @@ from autocompile.trial.verify.side_checks import (
     eagers_draws,
     first_calls,
     last_call,
+    repeated_draws,
     weights,
 )
 
@@ -97,8 +98,7 @@ def judged(
     with reference.comparable_random_numbers(compiled):
         subject = called(reference, compiled, notes)
         first_calls(reference, subject)
-        draws(reference, subject)
-        live = weights(reference, subject)
+        repeated_draws(reference, subject)
         compiled.keep()
         for side in (reference.eager, compiled, compiled, reference.eager):
             side.restore()
@@ -107,6 +107,8 @@ def judged(
         if while_timed is not None:
             while_timed(compiled)
         last_call(reference, subject)
+        draws(reference, subject)
+        live = weights(reference, subject)
     graphs = telemetry.dynamo_facts()["graphs"]
     eagers_draws(reference, subject)
     return Verdict(notes, live, graphs)
