@@ -61,7 +61,7 @@ class Run:
         number = len(self.records)
         record = to_record(number, Setting(config, self.batch_size, self.phase), ending)
         shared = ending.payload.get("raced_in")
-        fields.setdefault("checks", ending.payload.get("checks", Checks.ALL))
+        fields.setdefault("checks", Checks(ending.payload.get("checks", "all")))
         self.records.append(dataclasses.replace(record, raced_in=shared, **fields))
         return number
 

@@ -190,13 +190,15 @@ def _answer(case: _Case, elsewhere: Sequence[int | None] = ()) -> Answer:
         if verdict == "failed" and case.breaks_limits and elsewhere:
             sizes = " and ".join(str(size) for size in elsewhere)
             reason += f"; at batch size {sizes} there are settings that do"
+        outlook = case.outlook
         is_worth_more = verdict == "unknown" and not case.has_none_to_compile
-        longer = case.outlook.longer if is_worth_more else ""
+        # A run that was stopped has time left.
+        goes_on = outlook.command if outlook.state == "stopped" else outlook.longer
         return Answer(
             batch_size=case.size,
             verdict=verdict,
             reason=reason,
-            command=longer,
+            command=goes_on if is_worth_more else "",
             calls=case.outlook.calls,
         )
     doubts = list(_doubts(case, decision, verdict))

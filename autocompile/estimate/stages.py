@@ -15,14 +15,9 @@ Stage = Callable[[Candidate, Decision], bool]
 """Whether a finalist of a decision needs another set."""
 
 
-def lacks_checks(c: Candidate, decision: Decision) -> bool:
-    """It has not passed all checks, which its sets ask."""
-    return not c.is_verified
-
-
 def lacks_tries(c: Candidate, decision: Decision) -> bool:
-    """It was in fewer sets than an answer needs."""
-    return c.tries < SETS[0]
+    """It was in fewer sets than an answer needs, or none of them has made all checks."""
+    return c.tries < SETS[0] or not c.is_verified
 
 
 def lacks_counted(c: Candidate, decision: Decision) -> bool:
@@ -35,7 +30,7 @@ def is_undecided(c: Candidate, decision: Decision) -> bool:
     return bool(decision.open) and c.sets < SETS[1]
 
 
-STAGES: tuple[Stage, ...] = (lacks_checks, lacks_tries, lacks_counted, is_undecided)
+STAGES: tuple[Stage, ...] = (lacks_tries, lacks_counted, is_undecided)
 
 
 def needing(decision: Decision, stage: Stage) -> list[Candidate]:

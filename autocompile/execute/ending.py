@@ -44,10 +44,10 @@ def ending_of(child: Child) -> Ending:
     outcome, step, message = conclude(
         child, may_be_oom and oom_kills() > child.oom_before
     )
-    payload = child.result or {}
+    payload, cut = child.result or {}, None
     if child.result is None and child.measured is not None and child.garbage is None:
         payload, message = child.measured, f"after its measurement: {message}"
-        outcome, step = Outcome.OK, Step.EXIT
+        cut, outcome, step = outcome, Outcome.OK, Step.EXIT
     # Forking or another trial can cause these; a setting that raises would raise again.
     died = (
         outcome is Outcome.CRASHED
@@ -71,6 +71,7 @@ def ending_of(child: Child) -> Ending:
         stack=child.dump.decode("utf-8", "replace").strip(),
         doubts=tuple(n for n in doubts if doubts[n] and (died or outcome in _DOUBTFUL)),
         not_built=child.not_built,
+        cut=cut,
     )
 
 

@@ -58,6 +58,8 @@ class Ending:
     first: Ending | None = None  # how the first try ended, if this is the second
     # why its target could not be built for the jobs after it, too
     not_built: str = ""
+    # how it would have ended without the measurement that it had sent before; None: as it did
+    cut: Outcome | None = None
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Heard:
         self._exclusive.give_back(self._number)
 
     def measured(self, /, **record: Any) -> None:
-        """It is measured and right: its result, if none follows."""
+        """What it has measured, right by the checks that it names: its result if none follows."""
         self._child.measured = record
 
     def result(self, /, **record: Any) -> None:

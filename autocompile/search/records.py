@@ -98,8 +98,8 @@ def records_of(
             whole = dataclasses.replace(ending, payload=payload)
             records.append(to_record(number, setting, whole))
             continue
-        if at_work == number and ending.outcome not in _NO_FAILURE:
-            its: Ending | None = dataclasses.replace(ending, payload={})
+        if at_work == number and (failure := _failure_of(ending)):
+            its: Ending | None = failure
         else:
             its = _ending_of(own, ending)
         if its is not None:
@@ -109,6 +109,15 @@ def records_of(
     for record in records:
         record.wall_s /= len(records)
     return records
+
+
+def _failure_of(process: Ending) -> Ending | None:
+    """How a process failed, if it did, in the later checks after its measurement too."""
+    ended = process.cut or process.outcome
+    if ended in _NO_FAILURE:
+        return None
+    step = Step.VERIFY if process.cut else process.step
+    return dataclasses.replace(process, outcome=ended, step=step, payload={})
 
 
 def of_only_side(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,42 @@ def test_where_nothing_compiled_has_ended_nobody_knows_whether_something_is_fast
     assert found.command == LONGER
 
 
+def test_what_has_not_passed_all_checks_is_no_answer_and_is_named() -> None:
+    run = Run()
+    run.search(LITE, 1.5, checks="first")
+    found = of(run)
+    assert (found.verdict, found.best, found.command) == ("unknown", None, LONGER)
+    assert "lite was 1.50x in its first trial" in found.reason
+    assert "has not passed all checks" in found.reason
+    # A limit that eager breaks makes it no answer either.
+    assert of(run, Limits(latency_s=0.8e-3)).verdict == "unknown"
+
+
+def test_beside_what_has_passed_all_checks_one_that_has_not_makes_the_answer_low() -> (
+    None
+):
+    run = raced(1.3, 1.3, 1.3)
+    run.search(MAX, 2.0, checks="first")
+    found = of(run)
+    assert (found.verdict, found.confidence) == ("faster", "low")
+    assert found.best is not None and found.best.config == LITE
+    assert "max-autotune was 2.00x in its first trial" in found.why
+    assert found.command == COMMAND
+
+
+def test_what_the_later_checks_found_belongs_to_the_answer() -> None:
+    run = Run()
+    lite = run.search(LITE, 1.3, checks="first", notes=["of the trial"])
+    said = {"weights_live": True, "notes": ["a learning-rate schedule recompiles"]}
+    run.race(lite, 1.3, **said)
+    for number in (2, 3):
+        run.side(lite, measured(1.3, checks="first"), race=number)
+    found = of(run)
+    assert found.verdict == "faster" and found.best is not None
+    assert found.best.weights_live is True
+    assert found.best.notes == ("of the trial", "a learning-rate schedule recompiles")
+
+
 def test_what_took_the_time_is_said_where_nothing_compiled_has_ended() -> None:
     run = Run()
     run.add(CompileConfig(), dataclasses.replace(failed("interrupted"), wall_s=52.0))

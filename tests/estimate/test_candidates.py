@@ -107,6 +107,17 @@ def test_what_new_weights_cost_counts() -> None:
         run.race(frozen, 2.0, 2.0, 2.0)  # where no side is asked for it
 
 
+def test_until_new_weights_were_loaded_they_are_expected_to_take_a_compile() -> None:
+    run = Run("forward_exploration")
+    facts = {"calls_per_update": 1000, "checks": "first"}
+    frozen = run.search(FROZEN, 2.0, compile_s=0.5, **facts)
+    assert found(run)[FROZEN].speedup.value == pytest.approx(1 / (0.5 + 0.5), rel=0.01)
+    run.race(frozen, 2.0, refresh_s=0.05, calls_per_update=1000)
+    seen = found(run)[FROZEN]
+    assert seen.is_verified and seen.record.refresh_s == 0.05
+    assert seen.speedup.value == pytest.approx(1 / (0.5 + 0.05), rel=0.01)
+
+
 def test_where_nobody_knows_how_often_weights_change_constants_are_not_recommended() -> (
     None
 ):

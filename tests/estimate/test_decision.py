@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from fakes import measured
+from fakes import failed, measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
 from autocompile.estimate.candidates import candidates
@@ -65,6 +65,38 @@ def test_faster_is_more_than_1_percent_and_by_the_whole_interval(
         run.race(lite, *[speedup] * 6)
     assert decided(run).is_faster is faster
     assert best(run) == (LITE if faster else EAGER)
+
+
+def test_what_has_not_passed_all_checks_is_raced_and_not_best() -> None:
+    run = Run()
+    run.search(LITE, 2.0, checks="first")
+    decision = decided(run)
+    assert decision.best.record.config == EAGER
+    assert [c.record.config for c, _ in decision.open] == [LITE]
+    assert [c.record.config for c in finalists(decision)] == [LITE]
+    run.race(1, 2.0, checks="first")  # its process ended before the later checks did
+    assert best(run) == EAGER and finalists(decided(run))
+    assert (
+        as_calls_grow(candidates(run.records), Limits())[-1][0].record.config == EAGER
+    )
+    run.side(1, measured(2.0), race=2)
+    assert best(run) == LITE
+
+
+def test_what_fails_in_its_race_gives_its_place_to_the_next() -> None:
+    run = Run()
+    wrong = run.search(MAX, 2.0, checks="first")
+    run.search(LITE, 1.5, checks="first")
+    run.side(wrong, failed("stale_weights", "verify"))
+    assert [c.record.config for c in finalists(decided(run))] == [LITE]
+
+
+def test_where_eager_may_not_be_chosen_what_is_not_checked_leads_its_race() -> None:
+    run = Run()
+    run.search(LITE, 2.0, checks="first")
+    leading = decided(run, Limits(latency_s=0.6e-3))
+    assert leading.best.record.config == LITE and not leading.best.is_verified
+    assert finalists(leading)
 
 
 def test_a_sure_gain_is_not_lost_to_a_leader_that_is_not_sure() -> None:

@@ -274,6 +274,28 @@ def test_a_crash_of_a_race_is_of_the_side_that_was_at_work_or_nobodys() -> None:
     assert records_of(a_race(3, 4), stopped, at_work=4) == []
 
 
+def test_a_crash_in_the_later_checks_of_a_race_is_a_failure_of_who_was_at_work() -> (
+    None
+):
+    """The others keep what they have measured, and who was stopped has not failed."""
+    sides = [{**sent(RECORD), "number": number} for number in (3, 4)]
+    measured = {"sides": [{**side, "checks": "first"} for side in sides]}
+    cut = Ending(Outcome.OK, Step.EXIT, payload=measured, cut=Outcome.CRASHED)
+    right, crashed = records_of(a_race(3, 4), cut, at_work=4)
+    assert right.ok and right.checks is Checks.FIRST
+    assert (crashed.outcome, crashed.step) == (Outcome.CRASHED, Step.VERIFY)
+    assert crashed.measurement is None
+    stopped = dataclasses.replace(cut, cut=Outcome.INTERRUPTED)
+    assert all(record.ok for record in records_of(a_race(3, 4), stopped, at_work=4))
+
+
+def test_what_does_not_say_that_it_has_passed_all_checks_has_not() -> None:
+    said = {k: v for k, v in sent(RECORD).items() if k != "checks"}
+    ended = Ending(Outcome.OK, Step.EXIT, payload=said)
+    assert to_record(7, Setting(CONFIG, 4), ended).checks is Checks.FIRST
+    assert Record.from_dict(said).checks is Checks.ALL, "as of an older version"
+
+
 def test_what_ends_a_settings_first_trial_ends_the_setting_wherever_it_happens() -> (
     None
 ):

@@ -15,6 +15,7 @@ from fakes import FakeExecutor, failed, kind_of, measured, probed
 from scripts import (
     Listener,
     Recorder,
+    Timed,
     is_best_raced,
     is_eager,
     speeds,
@@ -59,6 +60,53 @@ def raced(result: autocompile.Result) -> Counter[str]:
 def lost(result: autocompile.Result) -> list[tuple[str, str]]:
     kept = [r for r in result.trials if r.role == "confirm" and not r.ok]
     return [(r.config.mode, r.outcome.value) for r in kept]
+
+
+def test_all_checks_are_asked_once_of_what_is_raced_and_of_nothing_else(
+    target: Path,
+) -> None:
+    executor = with_modes(CLEAR, *MODES)
+    race(target, executor)
+    asked = {True: Counter[str](), False: Counter[str]()}
+    for request in executor.requests:
+        own = {side["repeats"]: side["checks"] for side in request["sides"]}
+        is_raced = request["kind"] == "race"
+        asked[is_raced][own[request.get("repeats")]] += 1
+    assert set(asked[False]) == {"first"}
+    assert asked[True] == {"all": 2, "first": 4}, "of two settings in three sets"
+
+
+def test_what_its_first_set_finds_wrong_is_dropped_and_the_next_gets_in(
+    target: Path,
+) -> None:
+    speed = {"default": 1.2, "lite": 1.3, "max-autotune": 1.5}
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        mode = request["config"]["mode"]
+        if mode == "max-autotune" and "repeats" in request:
+            return failed("stale_weights", "verify")
+        return speeds(speed)(request)
+
+    result = race(target, script, effort="full")
+    assert set(lost(result)) == {("max-autotune", "stale_weights")}
+    assert result.config["forward"].mode == "lite"
+    assert best_of(result).confirmed_processes >= 3
+
+
+def test_without_time_for_a_race_nothing_is_recommended(target: Path) -> None:
+    clock = Clock()
+
+    def slow(request: Mapping[str, Any]) -> Ending:
+        steps = {"build": 20.0, "compile": 1.0}
+        ending = CLEAR(request)
+        return dataclasses.replace(ending, wall_s=21.0, step_s=steps)
+
+    executor = Timed(slow, clock, probed(**PROBED))
+    result = race(target, executor, budget_s=60.0, clock=clock.monotonic)
+    assert not raced(result)
+    answer = result.report.phases["forward"].answer
+    assert answer.verdict == "unknown" and answer.best is None
+    assert "has not passed all checks" in answer.reason
 
 
 def test_three_sets_are_enough_where_the_order_is_clear(target: Path) -> None:
@@ -182,7 +230,8 @@ def test_a_process_that_dies_with_nobody_at_work_ends_the_race_with_a_warning(
     result = race(target, Dies("", "crashed"), progress=show)
     (said,) = show.warnings
     assert "crashed in measure" in said
-    assert best_of(result).confirmed_processes == 0
+    answer = result.report.phases["forward"].answer
+    assert answer.verdict == "unknown" and "has not passed all checks" in answer.reason
     assert not result.is_faster_by(1.01, "forward")
 
 

@@ -77,6 +77,12 @@ def test_ctrl_c_in_the_race_reports_the_best_as_not_confirmed_where_it_was_not(
     tuned(target, undisturbed)
     stopped = tuned(target, PressesCtrlC(len(searched(undisturbed)) + repeats, near))
     assert stopped.interrupted
+    answer = stopped.report.phases["forward"].answer
+    if repeats < 3:  # the first set has not ended, and with it the later checks
+        assert stopped.verdict == {"forward": "unknown"} and answer.best is None
+        assert "1.50x in its first trial and has not passed all checks" in answer.reason
+        assert "--resume" in answer.command
+        return
     assert stopped.verdict == {"forward": "faster"}
     assert stopped.config["forward"].mode == "max-autotune"
     best = stopped.to_dict()["phases"]["forward"]["answer"]["best"]
