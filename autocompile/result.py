@@ -39,7 +39,8 @@ class Result:
         speedup: its speed-up over eager, with a 95 % interval.
         report: all of it, typed.
         verdict: ``faster``, ``within_limits`` (eager mode breaks a limit, this setting keeps them),
-            ``keep_eager``, ``unknown`` (nothing compiled has ended) or ``failed``, of every phase.
+            ``keep_eager``, ``unknown`` (nothing compiled has ended and passed all checks) or
+            ``failed``, of every phase.
         trials: all trials of the run.
         environment: versions and machine.
         interrupted: the run was stopped early.

@@ -17,7 +17,7 @@ from autocompile.request import Request
 from autocompile.search import effects, jobs, opening, optuna_study, records, sampler
 from autocompile.settings import searchspace
 from autocompile.space import space
-from autocompile.store.record import RunFolder
+from autocompile.store.record import Checks, RunFolder
 
 # What is timed, at which batch size, and how many settings are tried.
 PHASE, SIZE, TRIALS = "forward", 4, 5
@@ -54,11 +54,14 @@ def tune(target, backends, run, executor):
         decided = decision.decide_all(run.read()[0])[SIZE]
         best = [candidate.record for candidate in decision.finalists(decided)]
         sides = [
-            Side(r.config, r.number, str(factory.cache_of(r.number)), True)
+            # Their first trials have made all checks.
+            Side(
+                r.config, r.number, str(factory.cache_of(r.number)), True, Checks.FIRST
+            )
             for r in best
         ]
         limits = TimingLimits.exactly(rounds=24, max_s=3.0)
-        for record in in_a_child(*sides, checks="again", limits=limits):
+        for record in in_a_child(*sides, limits=limits):
             keep(dataclasses.replace(record, number=factory.next_number(), race=race))
     facts = opening.described(run, asked, found)
     return result.make_result(run, facts, run.read()[0])

@@ -21,7 +21,8 @@ Unit = Literal["samples/s", "steps/s"]
 Verdict = Literal["faster", "within_limits", "keep_eager", "unknown", "failed"]
 """``faster``: use the setting. ``within_limits``: use it, since eager mode breaks a limit,
 although it is not surely faster. ``keep_eager``: nothing is faster. ``unknown``: nothing
-compiled has ended. ``failed``: nothing works, or nothing that works keeps the limits."""
+compiled has ended and passed all checks. ``failed``: nothing works, or nothing that works keeps
+the limits."""
 Word = Literal["high", "open", "low", ""]
 
 
@@ -178,8 +179,8 @@ class Answer(Part):
     Attributes:
         reason: why the verdict is what it is, as one sentence.
         confidence: ``high``: nothing, tried or not, is expected to be more than 2 % faster.
-            ``open``: something may be. ``low``: too few processes have confirmed it, or too
-            little was tried. Empty without a result.
+            ``open``: something may be. ``low``: too few processes have confirmed it, too
+            little was tried, or what seems faster has not passed all checks. Empty without a result.
         why: what keeps it from being high; empty if nothing does.
         command: goes on with the run; empty where that would change nothing.
         best: the setting with its figures; None without a result.

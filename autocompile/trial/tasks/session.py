@@ -27,7 +27,7 @@ from autocompile.protocol.requests import Side as Asked
 from autocompile.protocol.requests import TrialRequest
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import phase_of
-from autocompile.store.record import AT_WORK, Measurement, Outcome, Record, Step
+from autocompile.store.record import AT_WORK, Checks, Measurement, Outcome, Record, Step
 from autocompile.store.targets import split_spec
 from autocompile.trial.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.failures import note_failure
@@ -198,7 +198,9 @@ class Session:
             # What is applied as in a user's process compiles at its first call.
             with self.reference.comparable_random_numbers(side):
                 first = self.reference.call(side, 0)
-        entrant = Entrant(asked, record, Subject(side, first, notes), clock)
+        finely = asked.checks is Checks.ALL or asked.exported is not None
+        subject = Subject(side, first, notes, is_judged_finely=finely)
+        entrant = Entrant(asked, record, subject, clock)
         self.entrants.append(entrant)
         return entrant
 

@@ -77,7 +77,8 @@ def check_first_calls(session: Session, entrant: Entrant) -> None:
         first_calls(reference, subject)
         whole_pass(reference, subject)
         entrant.clock.stop()
-        repeated_draws(reference, subject)
+        if entrant.asked.checks is Checks.ALL:  # else seen after the timing only
+            repeated_draws(reference, subject)
     if not (session.request.is_race or subject.side.is_eager):
         prove_compiled(record, session.home)
 

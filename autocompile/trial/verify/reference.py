@@ -423,12 +423,14 @@ class Subject:
         first: the output of its first call, which was call 0 of the reference.
         notes: gets sentences for the user.
         accepted: error by path that counts as none: eager's noise, or that of the first calls.
+        is_judged_finely: by what rounding moves, wherever it is off by more than the tolerance.
     """
 
     side: Side
     first: Any
     notes: list[str]
     accepted: dict[str, float] = field(default_factory=dict)
+    is_judged_finely: bool = True
     _repeats: View = field(default_factory=dict)  # with draws of its own, for one seed
 
     def restless(self) -> set[str]:

@@ -61,6 +61,7 @@ def of_run(target: str, run: Path, backend: str) -> autocompile.Result:
             freezing=(False,),
             batch_sizes=(512,),
         ),
+        trials=2,  # eager mode and the setting
         budget_s=240.0,
         run_dir=run,
         progress="none",
