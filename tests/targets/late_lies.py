@@ -22,16 +22,16 @@ class Chain(torch.nn.Module):
 
 
 class Noisy(torch.nn.Module):
-    """Much of what is fused into one kernel, with dropout in it."""
+    """Much of what is fused into one kernel, by a factor that has dropout in it."""
 
     def __init__(self):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(_WIDTH))
 
     def forward(self, x):
-        x = x * self.scale
-        for _ in range(6):
-            x = torch.nn.functional.dropout(torch.tanh(x) * 1.1 + x, 0.1, training=True)
+        x = x * torch.nn.functional.dropout(self.scale, 0.1, training=True)
+        for _ in range(16):
+            x = (x * 1.01 + 0.01).abs()
         return x
 
 
