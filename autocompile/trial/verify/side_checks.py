@@ -6,8 +6,8 @@ The first checks, of every setting:
   inputs and buffers that a call changes, how results lie in memory, and results that a later call
   overwrites; of a step that trains, loss, gradients and buffers from eager's state, and apart from
   them what the optimizer makes of the same gradients. Of a side that draws its own random numbers
-  structure, types, shapes, that numbers are finite, and what the optimizer makes of its gradients;
-  Errors that rounding may explain (ten times the tolerance, 5 % of a gradient) pass here;
+  structure, types, shapes, that numbers are finite, and what the optimizer makes of its gradients.
+  In a search errors that rounding may explain (ten times the tolerance, 5 % of a gradient) pass;
 - ``repeated_draws``: those random numbers are the same for the same seed;
 - ``last_call``: one call after the timing, in memory that another call's inputs had.
 
