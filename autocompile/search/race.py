@@ -87,7 +87,9 @@ class Race:
                 self._save(job, current, ending)
                 if not current.waiting and not current.running:
                     spent_s = self.study.deadlines.spent_s - current.began
-                    spent_s = max(LIMITS.max_s, spent_s - current.later_s)
+                    # The next set has no later checks; how long they took is estimated.
+                    timed_s = max(LIMITS.max_s, spent_s - current.later_s)
+                    spent_s = min(spent_s, timed_s)
                     self._took_s[current.cell] = spent_s / (1 + current.size)
                     sets.remove(current)
 
