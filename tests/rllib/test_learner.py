@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ UPDATES = {"phase": "learner_update", "batch_size": 24}
         (
             0.0,
             "optimizer_step",
-            "optimizer_step instead of learner_update, which takes about",
+            "optimizer_step instead of learner_update, which takes more than",
         ),
         (None, "optimizer_step", "which fails here: TypeError"),
     ],
@@ -301,6 +302,32 @@ def test_without_a_phase_whole_updates_are_tuned_unless_one_fails_or_takes_long(
         if words
         else "phases" not in target["choices"]
     )
+
+
+@pytest.mark.parametrize(
+    ("part_s", "whole_s", "why"),
+    [
+        (0.01, 0.04, ""),
+        (0.1, 0.4, "which takes about 0.4 s each"),
+        (0.59, AssertionError("it is made"), "which takes more than 0.5 s each"),
+        (ValueError("too few rows"), 0.04, ""),
+        (
+            ValueError("wrong"),
+            ValueError("wrong"),
+            "which fails here: ValueError: wrong",
+        ),
+    ],
+)
+def test_an_update_of_which_a_part_takes_too_long_is_not_made_whole(
+    part_s: Any, whole_s: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = loaded(small("PPO"))
+    part = target.own_batch_size["learner_update"] // probing._PART_OF_AN_UPDATE
+    answers = Mock(side_effect=[part_s, whole_s])
+    monkeypatch.setattr(probing, "_update_s", answers)
+    assert probing._why_no_update(target, "learner_update", 0, Mock()) == why
+    sizes = [call.args[2] for call in answers.call_args_list]
+    assert sizes == ([part] if "more than" in why else [part, None])
 
 
 def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ _OF_SEQUENCES = frozenset(
     {"input_ids", "attention_mask", "decoder_input_ids", "tokens"}
 )
 _MOST_APART = 0.05  # from eager's own results: more is no noise
+_PART_OF_AN_UPDATE = 8  # an eighth of its rows
 _LONGEST_UPDATE_S = 0.15  # for a budget of minutes: a trial makes about a hundred
 
 
@@ -131,9 +133,7 @@ def _phases_to_tune(
     for number, phase in enumerate(phases):
         if not PHASES[phase].is_update:
             continue
-        with channel.exclusive():  # the toolchain's compile is over by then
-            why = _why_no_update(target, phase, request.header.seed)
-        if why:
+        if why := _why_no_update(target, phase, request.header.seed, channel):
             phases[number] = OPTIMIZER_STEP
             target.choices["phases"] = f"{OPTIMIZER_STEP} instead of {phase}, {why}"
     return phases
@@ -166,20 +166,40 @@ def _trials_at_once(device: torch.device, peak: int) -> int:
     return int(free // need)
 
 
-def _why_no_update(target: Target, phase: str, seed: int) -> str:
-    """Why updates of the user's own size are not tuned unasked; empty if they are."""
-    try:
-        inputs = inputs_of(target, phase, None, seed)
-        side = make_side(target, phase, inputs)
-        update, timer = timed(side), timer_of(target.device)
+def _why_no_update(target: Target, phase: str, seed: int, channel: Channel) -> str:
+    """Why updates of the user's own size are not tuned unasked; empty if they are.
+
+    Updates of a part of their rows come first: they take less, and if even they take too long,
+    nothing larger has to be made.
+    """
+    rows = target.own_batch_size.get(phase, 0)
+    for size in (rows // _PART_OF_AN_UPDATE, None):
+        if size == 0:
+            continue
+        try:
+            took_s = _update_s(target, phase, size, seed, channel)
+        except Exception as error:
+            if size is None:
+                return f"which fails here: {first_words(error)}"
+            continue  # some algorithms need more rows
+        if took_s > _LONGEST_UPDATE_S and size is None:
+            return f"which takes about {took_s:.1f} s each"
+        if took_s > _LONGEST_UPDATE_S:
+            return f"which takes more than {math.floor(10 * took_s) / 10} s each"
+    return ""
+
+
+def _update_s(
+    target: Target, phase: str, size: int | None, seed: int, channel: Channel
+) -> float:
+    """Seconds of an update; the toolchain's compile goes on until all is there to time it."""
+    inputs = inputs_of(target, phase, size, seed)
+    update = timed(make_side(target, phase, inputs))
+    timer = timer_of(target.device)
+    with channel.exclusive():
         # The first one allocates.
         took_s = min(block(update, 1, timer) for _ in range(2))
-        took_s /= len(inputs) if isinstance(inputs, Calls) else 1
-    except Exception as error:
-        return f"which fails here: {first_words(error)}"
-    if took_s <= _LONGEST_UPDATE_S:
-        return ""
-    return f"which takes about {took_s:.1f} s each"
+    return took_s / (len(inputs) if isinstance(inputs, Calls) else 1)
 
 
 def _try_in_eager(
