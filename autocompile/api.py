@@ -40,7 +40,7 @@ from autocompile.search.opening import (
     resolved,
 )
 from autocompile.search.race import Race
-from autocompile.search.sampler import make_sampler
+from autocompile.search.sampler import AT_LEAST, make_sampler
 from autocompile.search.study import Study, plain_runs_alone
 from autocompile.space.space import (
     Space,
@@ -365,7 +365,13 @@ def _study(
     alone = plain_runs_alone(memory_bytes, bench.executor.slots)
     return Study(
         sampler=make_sampler(
-            request.sampler, settings, priors, sizes, request.seed, alone
+            request.sampler,
+            settings,
+            priors,
+            sizes,
+            request.seed,
+            alone,
+            max(AT_LEAST, request.compared),
         ),
         job_factory=bench.factory,
         executor=bench.executor,

@@ -69,14 +69,12 @@ class OptunaStudy:
         self._open[setting] = trial
         return setting
 
-    def seconds_to_compare(
-        self, compared: int, elapsed_s: Mapping[Setting, float]
-    ) -> float:
-        """What trials still take until so many compiled settings of each phase have ended.
+    def seconds_to_compare(self, elapsed_s: Mapping[Setting, float]) -> float:
+        """What trials still take until what is compared first has ended.
 
         ``elapsed_s``: of those that run.
         """
-        return self.sampler.seconds_to_compare(self._memory, compared, elapsed_s)
+        return self.sampler.seconds_to_compare(self._memory, elapsed_s)
 
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""

@@ -16,7 +16,7 @@ import math
 import random
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,8 +52,8 @@ _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
 # failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
 _FAILURE, _FAILURE_NOISE = -0.2, 0.33
-# rank of what begins before all others; gains per second stay below 1e4
-_IN_FRONT = 1e6
+AT_LEAST = 2
+"""Compiled settings of each phase that are tried before anything else: one of them says little."""
 
 
 class State(enum.IntEnum):
@@ -103,6 +103,8 @@ class ListedSampler(BaseSampler):
         plain_alone: whether plain ``torch.compile()`` of each phase runs before and beside nothing
             else that compiles. It is then compiled as a user's program does it, and tells what a
             compile of this model takes.
+        compared: compiled settings of each phase that are tried first, plain ``torch.compile()``
+            and those of which most is expected.
     """
 
     def __init__(
@@ -111,9 +113,11 @@ class ListedSampler(BaseSampler):
         priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
         plain_alone: bool = True,
+        compared: int = AT_LEAST,
     ) -> None:
         self.settings = tuple(settings)
         self.plain_alone = plain_alone
+        self.compared = compared
         sizes = own_sizes or {}
         self.priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         # Without parameters that have only one value.
@@ -138,6 +142,9 @@ class ListedSampler(BaseSampler):
         ]
         # Begins whatever is expected of it: all others are compared to these.
         self._is_yardstick = self._is_plain_eager | self._is_plain_compile
+        self._can_compare = (
+            self._is_own & ~self._is_eager & [s.plainer_twin is None for s in settings]
+        )
         # Eager mode of the same ground is what a setting's speed-up is over.
         grounds = [(*s.cell, s.config.environment) for s in settings]
         codes = {ground: code for code, ground in enumerate(dict.fromkeys(grounds))}
@@ -280,33 +287,57 @@ class ListedSampler(BaseSampler):
                 found[phase].append(label)
         return found
 
-    def seconds_to_compare(
-        self, study: optuna.Study, compared: int, elapsed_s: Mapping[Setting, float]
-    ) -> float:
-        """What trials still take until so many compiled settings of each phase have ended.
+    def comparison(self, results: Results, may_be: Any) -> Any:
+        """Which of ``may_be`` are to be tried before anything else but eager mode, as a mask.
 
-        One after the other, after eager mode, at the batch size that the answer is about: plain
-        ``torch.compile()`` and the shortest others. ``elapsed_s``: of those that run.
+        Of each phase at the batch size that the answer is about: plain ``torch.compile()``, and
+        the settings that promise most, until ``compared`` have run or are running.
         """
-        if not compared:
+        chosen = np.zeros(len(self.settings), bool)
+        promise = np.where(self._is_plain_compile, math.inf, self.promise(results))
+        for phase, missing in self._missing(results).items():
+            waiting = np.flatnonzero(
+                self._can_compare & may_be & (self._phase == phase)
+            )
+            best = waiting[np.argsort(-promise[waiting], kind="stable")]
+            chosen[best[:missing]] = True
+        return chosen
+
+    def _missing(self, results: Results) -> dict[str, int]:
+        """By phase, how many compiled settings are still to be tried before anything else."""
+        begun = results.running | (results.done & (results.seconds > 0))
+        begun = begun & self._can_compare
+        return {
+            phase: max(0, self.compared - int((begun & (self._phase == phase)).sum()))
+            for phase in self.priors
+        }
+
+    def promise(self, results: Results) -> Any:
+        """What decides which settings are compared first: the largest come first.
+
+        What the tables expect per second; alone where others run beside it, as seconds cost
+        little there.
+        """
+        mean = np.array([self.priors[s.phase].mean(s.config) for s in self.settings])
+        return mean / self.expected_s(results) if self.plain_alone else mean
+
+    def seconds_to_compare(
+        self, study: optuna.Study, elapsed_s: Mapping[Setting, float]
+    ) -> float:
+        """What trials still take, one after the other, until ``compared`` settings have ended.
+
+        ``elapsed_s``: of those that run.
+        """
+        if not self.compared:
             return 0.0
         results = self.results(study)
         state = self.states(results)
-        has_process = (state != State.HOPELESS) & ~(
-            results.done & (results.seconds == 0)
-        )
+        first = self._is_own & self._is_plain_eager & (state != State.HOPELESS)
+        first |= self.comparison(results, np.isin(state, PENDING))
+        first |= results.running & self._can_compare
         elapsed = np.array([elapsed_s.get(s, 0.0) for s in self.settings])
         left_s = np.maximum(0.0, self.expected_s(results) - elapsed)
-        left_s[results.done] = 0.0
-        mine = has_process & self._is_own
-        compiled = mine & ~self._is_eager & ~self._has_twin
-        first = np.where(self._is_plain_compile, 0.0, left_s)
-        total_s = float(left_s[mine & self._is_plain_eager].sum())
-        for phase in self.priors:
-            here = np.flatnonzero(compiled & (self._phase == phase))
-            chosen = here[np.argsort(first[here], kind="stable")][:compared]
-            total_s += float(left_s[chosen].sum())
-        return total_s
+        return float(left_s[first & ~results.done].sum())
 
     # What Optuna asks -----------------------------------------------------------------------------
 
@@ -357,7 +388,7 @@ class Scores(NamedTuple):
     """How much each setting promises, as vectors over the list."""
 
     gain: Any  # expected, in log speed-up
-    rank: Any  # the largest comes next
+    rank: Any  # the same per second
 
 
 class Expected(NamedTuple):
@@ -375,10 +406,11 @@ class Expected(NamedTuple):
 class PortfolioSampler(ListedSampler):
     """Looks at each family of settings once, then takes the largest expected gain per second.
 
-    First begin eager mode of each phase and batch size and plain ``torch.compile()`` of each phase,
-    to which all others are compared. Then whatever promises most per second, where the plainest
-    setting of each family (:attr:`CompileConfig.families`) has a bonus until it is tried: what a
-    prior expects decides when a family has its turn, and never that it has none.
+    First begin eager mode of each phase, plain ``torch.compile()`` and what is compared to it
+    (:meth:`comparison`). Then whatever promises most per second, where the plainest setting of
+    each family (:attr:`CompileConfig.families`) has a bonus until it is tried: what a prior expects
+    decides when a family has its turn, and never that it has none. Batch sizes that the answer is
+    not about come when each family has been looked at; eager mode there comes before the others.
     """
 
     def __init__(
@@ -387,15 +419,16 @@ class PortfolioSampler(ListedSampler):
         priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
         plain_alone: bool = True,
+        compared: int = AT_LEAST,
     ) -> None:
-        super().__init__(settings, priors, own_sizes, plain_alone)
+        super().__init__(settings, priors, own_sizes, plain_alone, compared)
         self._effects = Effects(self.settings, self.priors)
         self._weight = np.where(self._is_own, 1.0, _OTHERS)
         looks = {*plainest_of_families(settings, self._is_own).values()}
         self._is_look = np.array([i in looks for i in range(len(settings))])
 
     def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
-        """The setting with the largest rank, or none."""
+        """The setting that comes next, or none."""
         results = self.results(study)
         state = self.states(results, left_s)
         # Plain torch.compile() that waits for the machine keeps its place in the line: it would
@@ -405,11 +438,50 @@ class PortfolioSampler(ListedSampler):
         )
         if not in_line.any():
             return []
-        gain, rank = self.scores(results, left_s)
+        scores = self.scores(results, left_s)
         if math.isfinite(left_s):
-            in_line &= self._is_yardstick | (gain >= _ENOUGH)
-        first = int(np.argmax(np.where(in_line, rank, -math.inf)))
-        return [first] if in_line[first] and state[first] == State.READY else []
+            in_line &= self._is_yardstick | (scores.gain >= _ENOUGH)
+        for group, rank in self._in_order(results, in_line, scores):
+            if group.any():
+                first = int(np.argmax(np.where(group, rank, -math.inf)))
+                return [first] if state[first] == State.READY else []
+        return []
+
+    def _in_order(
+        self, results: Results, in_line: Any, scores: Scores
+    ) -> Iterator[tuple[Any, Any]]:
+        """Groups of the settings that are in line, and how those of each are ranked.
+
+        What compiles nothing takes seconds, and comes before what does, but for machines on which
+        both run side by side: there what takes longest begins first.
+        """
+        own = in_line & self._is_own
+        yield own & self._is_plain_eager, scores.rank
+        uncompiled = own & self._is_eager & (scores.gain >= _ENOUGH), scores.rank
+        plain_first = np.where(self._is_plain_compile, math.inf, 0.0)
+        compared = (
+            self.comparison(results, in_line),
+            plain_first + self.promise(results),
+        )
+        yield from (
+            (uncompiled, compared) if self.plain_alone else (compared, uncompiled)
+        )
+        looks = own & self._is_look
+        yield own if looks.any() else in_line, self._with_eager_before(scores.rank)
+        yield in_line, scores.rank
+
+    def _with_eager_before(self, rank: Any) -> Any:
+        """Eager mode of another batch size ranks just before the first setting there."""
+        best = np.zeros(len(rank))
+        np.maximum.at(best, self._effects.cell, rank)
+        before = best[self._effects.cell] * (1 + 1e-9)
+        return np.where(self._is_plain_eager, before, rank)
+
+    def promise(self, results: Results) -> Any:
+        """By the tables and the results so far, with what a look at a family is worth."""
+        if not self.plain_alone:
+            return self._expected(results).mean
+        return self.scores(results).rank
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""
@@ -423,15 +495,11 @@ class PortfolioSampler(ListedSampler):
         gain = self._expected(results).gain + _LOOK * self._is_look
         gain *= self._weight
         seconds = self.expected_s(results)
-        in_front = self._is_plain_eager.astype(float)
-        if not self.plain_alone:
-            # Others run beside it, and it takes longest: it begins right after eager mode.
-            in_front += 1e-3 * self._is_plain_compile
-            # Where the time is short, nearly all that fits is the last of its slot: what is
-            # shorter saves nothing.
-            if math.isfinite(left_s):
-                seconds = np.maximum(seconds, left_s / 2)
-        return Scores(gain, gain / seconds + _IN_FRONT * self._weight * in_front)
+        # Where others run beside it and the time is short, nearly all that fits is the last of
+        # its slot: what is shorter saves nothing.
+        if not self.plain_alone and math.isfinite(left_s):
+            seconds = np.maximum(seconds, left_s / 2)
+        return Scores(gain, gain / seconds)
 
     def rest(self, study: optuna.Study) -> list[Rest]:
         """The untried settings that may be worth their seconds, largest expected gain first.
@@ -501,20 +569,25 @@ class FiniteSampler(ListedSampler):
         priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
         plain_alone: bool = True,
+        compared: int = AT_LEAST,
     ) -> None:
-        super().__init__(settings, priors, own_sizes, plain_alone)
+        super().__init__(settings, priors, own_sizes, plain_alone, compared)
         self._inner, self._random = inner, random.Random(seed)
 
     def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
-        """All that may begin; eager mode and plain ``torch.compile()`` before the others."""
-        state = self.states(self.results(study), left_s)
+        """All that may begin; eager mode and what is compared before the others."""
+        results = self.results(study)
+        state = self.states(results, left_s)
         ready = state == State.READY
-        for first in (self._is_plain_eager, self._is_plain_compile):
-            if (first & ready).any():
-                return [int(i) for i in np.flatnonzero(first & ready)[:1]]
+        if (first := self._is_plain_eager & ready).any():
+            return [int(np.argmax(first))]
         if (self._is_plain_compile & (state == State.WAITING)).any():
             return []  # it is next, as soon as nothing runs
-        return [int(i) for i in np.flatnonzero(ready)]
+        if (first := self._is_plain_compile & ready).any():
+            return [int(np.argmax(first))]
+        behind = [phase for phase, missing in self._missing(results).items() if missing]
+        first = ready & self._can_compare & np.isin(self._phase, behind)
+        return [int(i) for i in np.flatnonzero(first if first.any() else ready)]
 
     def choose(
         self, study: optuna.Study, trial: FrozenTrial, may_be: Sequence[int]
@@ -553,11 +626,14 @@ def make_sampler(
     own_sizes: Mapping[str, int | None],
     seed: int,
     plain_alone: bool = True,
+    compared: int = AT_LEAST,
 ) -> ListedSampler:
     """The sampler of that name, one of ``request.SAMPLERS``, or over any other one of Optuna's kind."""
     if name == "portfolio":
-        return PortfolioSampler(settings, priors, own_sizes, plain_alone)
+        return PortfolioSampler(settings, priors, own_sizes, plain_alone, compared)
     with warnings.catch_warnings():  # a multivariate TPE is experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         inner = name if isinstance(name, BaseSampler) else _INNER[name](seed=seed)
-    return FiniteSampler(settings, inner, seed, priors, own_sizes, plain_alone)
+    return FiniteSampler(
+        settings, inner, seed, priors, own_sizes, plain_alone, compared
+    )

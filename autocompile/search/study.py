@@ -136,7 +136,7 @@ class Study:
             return
         now_s = self.deadlines.spent_s
         elapsed_s = {s: now_s - self._began_s[n] for n, s in self._running.items()}
-        search_s = self._optuna.seconds_to_compare(self.compared, elapsed_s)
+        search_s = self._optuna.seconds_to_compare(elapsed_s)
         if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
             search_s /= _UNSURE
         if not self.deadlines.make_room(search_s, self._races_s):

@@ -215,6 +215,36 @@ def test_a_quick_run_of_a_small_model_is_no_longer_than_it_says(target: Path) ->
     assert clock.monotonic() <= 90.0
 
 
+def test_cheap_settings_of_one_phase_make_no_run_longer_for_the_other(
+    target: Path,
+) -> None:
+    """What the effort promises of each phase is tried before what is cheap in one."""
+
+    def work(request: Mapping[str, Any]) -> Ending:
+        is_slow = request["phase"] == "optimizer_step" and not is_eager(request)
+        wall_s = 3.0 if is_raced(request) or not is_slow else 25.0
+        ending = measured(1.0 if is_eager(request) else 1.5, compile_s=wall_s / 2)
+        return dataclasses.replace(ending, wall_s=wall_s)
+
+    clock = Clock()
+    payload = probed().payload["target"] | {"phases": ["forward", "optimizer_step"]}
+    executor = Timed(work, clock, probed(modes=PROBED.payload["modes"], target=payload))
+    result = tune(
+        target,
+        executor=executor,
+        effort="quick",
+        clock=clock.monotonic,
+        space=ONE_SIZE,
+    )
+    assert clock.monotonic() <= 90.0
+    compiled = [
+        r.phase
+        for r in result.trials
+        if r.role == "search" and r.ok and not r.config.is_eager and r.wall_s > 0
+    ]
+    assert min(compiled.count(p) for p in ("forward", "optimizer_step")) >= 2
+
+
 def test_of_many_operators_it_is_said_before_anything_is_compiled(
     target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

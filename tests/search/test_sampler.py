@@ -136,13 +136,22 @@ def test_what_tables_know_to_be_fast_comes_first_and_the_users_own_batch_size_be
     prior = Prior({"inductor": 0.1, "inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     tried = optimized(sampler, lambda s: 1.0, 4)
-    assert tried[:3] == [
-        Setting(EAGER, 4),
-        Setting(EAGER, 1),
-        Setting(CompileConfig(), 4),
-    ]
-    assert tried[3].batch_size == 4
-    assert tried[3].config.mode == B
+    own = [s for s in tried if s.batch_size == 4]
+    eager = [s for s in own if s.config.is_eager]
+    assert own[0] == Setting(EAGER, 4)
+    assert own[len(eager) :][0] == Setting(CompileConfig(), 4)
+    assert own[-1].config.mode == B
+    assert own == tried
+
+
+def test_other_batch_sizes_wait_until_each_family_was_looked_at() -> None:
+    """Eager mode there, too: it is no answer by itself."""
+    sampler = PortfolioSampler(settings(), {}, {"forward": 4})
+    tried = optimized(sampler, lambda s: 1.0, len(sampler.settings))
+    first = next(i for i, s in enumerate(tried) if s.batch_size == 1)
+    looked = {f for s in tried[:first] for f in s.config.families}
+    assert looked == {f for s in sampler.settings for f in s.config.families}
+    assert tried[first].config == EAGER
 
 
 def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it() -> (
@@ -151,8 +160,9 @@ def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it
     prior = Prior({"inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     eager = [s for s in sampler.settings if s.config.is_eager]
-    study = told(sampler, *((s, 1.0, {}) for s in eager[1:]))
-    assert following(sampler, study) == eager[0]
+    own = next(s for s in eager if s.batch_size == 4 and s.config == EAGER)
+    study = told(sampler, *((s, 1.0, {}) for s in eager if s is not own))
+    assert following(sampler, study) == own
     trial = study.ask(dict(sampler.distributions))
     assert sampler.setting(trial.params) in sampler.baselines
     assert not may_begin(sampler, study)
@@ -260,10 +270,11 @@ def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
 def test_beside_what_runs_others_like_it_have_little_to_add() -> None:
     prior = Prior({"inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
-    baselines = (Setting(EAGER, 4), Setting(EAGER, 1), Setting(CompileConfig(), 4))
-    study = told(sampler, *((s, 1.0, {}) for s in baselines))
+    known = [s for s in sampler.settings if s.config.is_eager]
+    known.append(Setting(CompileConfig(), 4))
+    study = told(sampler, *((s, 1.0, {}) for s in known))
     side_by_side = [following(sampler, study) for _ in range(2)]
-    assert [(s.config.mode, s.batch_size) for s in side_by_side] == [(B, 4), (B, 1)]
+    assert [s.config.mode for s in side_by_side] == [B, A]
 
 
 def test_what_is_cheap_and_large_comes_before_what_has_to_be_compiled() -> None:

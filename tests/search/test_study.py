@@ -85,7 +85,6 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
     one, many = FakeExecutor(script), FakeExecutor(script, slots=slots)
     assert found(many) == found(one)
     search = searched(one)
-    assert {r["batch_size"] for r in search[:4]} == {1, 4}
     for size in (1, 4):
         assert is_eager(next(r for r in search if r["batch_size"] == size))
     tried = [
