@@ -15,6 +15,11 @@ Stage = Callable[[Candidate, Decision], bool]
 """Whether a finalist of a decision needs another set."""
 
 
+def lacks_one(c: Candidate, decision: Decision) -> bool:
+    """It was timed in the search only."""
+    return not c.tries
+
+
 def lacks_tries(c: Candidate, decision: Decision) -> bool:
     """It was in fewer sets than an answer needs, or none of them has made all checks."""
     return c.tries < SETS[0] or not c.is_verified
@@ -30,7 +35,7 @@ def is_undecided(c: Candidate, decision: Decision) -> bool:
     return bool(decision.open) and c.sets < SETS[1]
 
 
-STAGES: tuple[Stage, ...] = (lacks_tries, lacks_counted, is_undecided)
+STAGES: tuple[Stage, ...] = (lacks_one, lacks_tries, lacks_counted, is_undecided)
 
 
 def needing(decision: Decision, stage: Stage) -> list[Candidate]:

@@ -58,6 +58,12 @@ class OptunaStudy:
     def left(self) -> int:
         return len(self.sampler.left(self._memory))
 
+    def comes_before_races(
+        self, left_s: float, elapsed_s: Mapping[Setting, float]
+    ) -> bool:
+        """Whether something fits or is running that is expected to tell more than races."""
+        return self.sampler.comes_before_races(self._memory, left_s, elapsed_s)
+
     def ask(self, left_s: float) -> Setting | None:
         """The next setting, if its trial may take so many seconds; None if none may begin now."""
         may_be = self.sampler.candidates(self._memory, left_s)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
 from autocompile.estimate.limits import Limits
-from autocompile.estimate.stages import STAGES, Stage, needing
+from autocompile.estimate.stages import STAGES, Stage, lacks_one, needing
 from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import (
     ExportedCode,
@@ -100,9 +100,17 @@ class Race:
         decisions = [each for each in self._decisions() if each[0] not in raced]
         for stage in STAGES:
             for cell, decision in decisions:
+                # Each phase has a set before another has three: other batch sizes wait for that.
+                if stage is lacks_one and not self._is_own(cell):
+                    continue
                 if runners := self._runners(cell, decision, stage):
                     return cell, runners
         return None
+
+    def _is_own(self, cell: Cell) -> bool:
+        """Whether the answer of a phase is about this batch size."""
+        phase, batch_size = cell
+        return batch_size == self.own_sizes[phase]
 
     def _runners(self, cell: Cell, decision: Decision, stage: Stage) -> list[Candidate]:
         """The finalists of the next set, or with little time the first of them.
@@ -121,23 +129,22 @@ class Race:
     def is_open(self) -> bool:
         return any(decision.open for _, decision in self._decisions())
 
-    def needed_s(self) -> float:
-        """Estimated seconds of the fewest sets that the answer of each phase needs.
+    def needed_s(self, sets: int = SETS[0]) -> float:
+        """Estimated seconds until each phase's answer has so many sets, by default what it needs.
 
         Where these have been raced it is what one more setting needs, and the best beside it: what
         a search finds then has to be confirmed. Other batch sizes than those that answers are about
         are raced in what time is left: no setting stays untried for them.
         """
         total_s = another_s = 0.0
-        for (phase, batch_size), decision in self._decisions():
-            if batch_size != self.own_sizes[phase]:
+        for cell, decision in self._decisions():
+            if not self._is_own(cell):
                 continue
-            cell = phase, batch_size
             runners = finalists(decision)
-            fewest = min((c.tries for c in runners), default=SETS[0])
-            total_s += max(0, SETS[0] - fewest) * self._set_s(cell, runners)
+            fewest = min((c.tries for c in runners), default=sets)
+            total_s += max(0, sets - fewest) * self._set_s(cell, runners)
             best = (decision.best, decision.best) if decision.is_faster else ()
-            another_s = max(another_s, SETS[0] * self._set_s(cell, best))
+            another_s = max(another_s, sets * self._set_s(cell, best))
         return max(total_s, another_s)
 
     def run_exported(self, codes: Mapping[Cell, ExportedCode]) -> None:

@@ -25,6 +25,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from autocompile.estimate.decision import ZONE
 from autocompile.search.effects import Effects, Prior, expected_gain
 from autocompile.settings.config import DEFAULT_INDUCTOR, Setting, choices
 
@@ -261,6 +262,32 @@ class ListedSampler(BaseSampler):
         state = self.states(self.results(study))
         return [self.settings[i] for i in np.flatnonzero(np.isin(state, PENDING))]
 
+    def comes_before_races(
+        self,
+        study: optuna.Study,
+        left_s: float,
+        elapsed_s: Mapping[Setting, float],
+    ) -> bool:
+        """Whether something is expected to tell more than a second set of races.
+
+        It fits ``left_s``, or runs and is not late by ``elapsed_s``: of settings that run.
+        """
+        results = self.results(study)
+        is_open = self.states(results, left_s) == State.READY
+        elapsed = np.array([elapsed_s.get(s, math.inf) for s in self.settings])
+        is_open |= results.running & (elapsed < self.expected_s(results))
+        return bool((is_open & self._worth_more_than_races(results)).any())
+
+    def _worth_more_than_races(self, results: Results) -> Any:
+        """What is compared first."""
+        ended = results.done & (results.seconds > 0)
+        behind = [
+            phase
+            for phase in self.priors
+            if ended[self._of_phase(phase)].sum() < self.compared
+        ]
+        return self._can_compare & np.isin(self._phase, behind)
+
     def is_done(self, study: optuna.Study) -> bool:
         """Whether nothing that is left is worth any time."""
         return not self.left(study)
@@ -296,21 +323,25 @@ class ListedSampler(BaseSampler):
         chosen = np.zeros(len(self.settings), bool)
         promise = np.where(self._is_plain_compile, math.inf, self.promise(results))
         for phase, missing in self._missing(results).items():
-            waiting = np.flatnonzero(
-                self._can_compare & may_be & (self._phase == phase)
-            )
+            waiting = np.flatnonzero(self._of_phase(phase) & may_be)
             best = waiting[np.argsort(-promise[waiting], kind="stable")]
             chosen[best[:missing]] = True
         return chosen
 
     def _missing(self, results: Results) -> dict[str, int]:
-        """By phase, how many compiled settings are still to be tried before anything else."""
-        begun = results.running | (results.done & (results.seconds > 0))
-        begun = begun & self._can_compare
+        """By phase, how many compiled settings are still to be begun before anything else."""
+        begun = results.running | self._has_run(results)
         return {
-            phase: max(0, self.compared - int((begun & (self._phase == phase)).sum()))
+            phase: max(0, self.compared - int(begun[self._of_phase(phase)].sum()))
             for phase in self.priors
         }
+
+    def _of_phase(self, phase: str) -> Any:
+        return self._can_compare & (self._phase == phase)
+
+    def _has_run(self, results: Results) -> Any:
+        """What has ended after a trial of its own."""
+        return (results.done & (results.seconds > 0)).astype(bool)
 
     def promise(self, results: Results) -> Any:
         """What decides which settings are compared first: the largest come first.
@@ -482,6 +513,14 @@ class PortfolioSampler(ListedSampler):
         if not self.plain_alone:
             return self._expected(results).mean
         return self.scores(results).rank
+
+    def _worth_more_than_races(self, results: Results) -> Any:
+        """And families that are expected to gain more than what settings are raced for."""
+        # What runs has not shown what it gains.
+        none = np.zeros(len(self.settings), bool)
+        gain = self._expected(results._replace(running=none)).gain
+        looks = self._is_own & self._is_look & ~results.done & (gain >= ZONE)
+        return super()._worth_more_than_races(results) | looks
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""

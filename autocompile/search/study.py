@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from autocompile.estimate.decision import SETS
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
@@ -90,14 +91,14 @@ class Study:
 
     # Which setting comes next, and when the search stops ------------------------------------------
 
-    def search(self, races_s: Callable[[], float]) -> None:
+    def search(self, races_s: Callable[[int], float]) -> None:
         """Try settings side by side until none is worth trying or the races need the time.
 
-        ``races_s`` tells how many seconds they need, by what is known so far.
+        ``races_s`` tells how many seconds so many sets of each phase take, by what is known so far.
         """
         with self.jobs(self._is_over) as jobs:
             while True:
-                self._races_s = races_s()
+                self._races_s = self._seconds_of_races(races_s)
                 self._make_room()
                 for job in self._next_jobs(jobs):
                     jobs.start(job)
@@ -134,9 +135,7 @@ class Study:
         """Move the end of the run where too few compiled settings would be tried before it."""
         if not self.compared:
             return
-        now_s = self.deadlines.spent_s
-        elapsed_s = {s: now_s - self._began_s[n] for n, s in self._running.items()}
-        search_s = self._optuna.seconds_to_compare(elapsed_s)
+        search_s = self._optuna.seconds_to_compare(self._elapsed_s)
         if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
             search_s /= _UNSURE
         if not self.deadlines.make_room(search_s, self._races_s):
@@ -157,7 +156,20 @@ class Study:
         has_plain = not self.sampler.baselines.isdisjoint(self._running.values())
         return not has_plain and self.deadlines.is_search_over(self._races_s)
 
-    def _trial_s(self) -> float:
+    def _seconds_of_races(self, races_s: Callable[[int], float]) -> float:
+        """What is kept for the races: one set while something comes before more of them."""
+        one_s = races_s(1)
+        if self._optuna.comes_before_races(self._trial_s(one_s), self._elapsed_s):
+            return one_s
+        return races_s(SETS[0])
+
+    @property
+    def _elapsed_s(self) -> dict[Setting, float]:
+        """Seconds since each trial began that is running."""
+        now_s = self.deadlines.spent_s
+        return {s: now_s - self._began_s[n] for n, s in self._running.items()}
+
+    def _trial_s(self, races_s: float) -> float:
         """How long a trial may take that begins now, so that it ends before the races.
 
         Of those that run, each may hold it up while it is timed.
@@ -167,7 +179,7 @@ class Study:
         waits_s = (
             fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
         )
-        return self.deadlines.trial_s(self._races_s, waits_s)
+        return self.deadlines.trial_s(races_s, waits_s)
 
     def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
         """All that may start now; settings that need no process get their record at once."""
@@ -192,7 +204,7 @@ class Study:
             return None
         if len(self._running) >= self._fitting:
             return None
-        return self._optuna.ask(self._trial_s())
+        return self._optuna.ask(self._trial_s(self._races_s))
 
     @property
     def spent_trials(self) -> int:

@@ -152,6 +152,25 @@ def test_each_batch_size_and_phase_is_raced_the_users_own_first(target: Path) ->
     assert [one and one.confirmed_processes for one in best] == [3, 3, 3]
 
 
+def test_each_phase_has_a_set_before_another_has_three(target: Path) -> None:
+    class ByPhase(Listener):
+        raced: list[str]
+
+        def racing(
+            self, phase: str, batch_size: int | None, rivals: int, number: int
+        ) -> None:
+            self.raced.append(phase)
+
+    show = ByPhase()
+    show.raced = []
+    executor = with_modes(CLEAR, *MODES)
+    payload = probed().payload["target"] | {"phases": ["forward", "optimizer_step"]}
+    executor._probe = probed(**PROBED, target=payload)
+    tuned(target, executor, space=SPACE, progress=show)
+    assert set(show.raced[:2]) == {"forward", "optimizer_step"}
+    assert [show.raced.count(phase) for phase in dict.fromkeys(show.raced)] == [3, 3]
+
+
 def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(
     target: Path,
 ) -> None:

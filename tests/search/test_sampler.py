@@ -248,6 +248,33 @@ def test_what_cannot_end_in_time_is_not_begun_but_for_the_baseline() -> None:
     assert first.mode == B
 
 
+def test_races_wait_for_what_is_compared_first_and_for_families_that_promise_more() -> (
+    None
+):
+    every = [
+        Setting(c, 4)
+        for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))
+    ]
+    eager, plain, graphs, autotuned = every
+    seconds = {"inductor": 10.0, "inductor max_autotune=True": 50.0}
+    promising = Prior({"inductor max_autotune=True": 0.6}, seconds)
+    known = [(eager, 1.0, {}), (plain, 1.2, {"seconds": 12.0})]
+    sampler = PortfolioSampler(every, {"forward": promising})
+    study = told(sampler, *known)
+    assert sampler.comes_before_races(study, 30.0, {}), "one compiled setting is few"
+    assert not sampler.comes_before_races(study, 5.0, {}), "nothing would end in time"
+    study = told(sampler, *known, (graphs, 1.2, {"seconds": 12.0}))
+    assert not sampler.comes_before_races(study, 30.0, {}), "a minute is too long"
+    assert sampler.comes_before_races(study, 90.0, {})
+    assert following(sampler, study) == autotuned
+    assert sampler.comes_before_races(study, 5.0, {autotuned: 20.0})
+    assert not sampler.comes_before_races(study, 5.0, {autotuned: 200.0}), "it is late"
+    poor = Prior({"inductor max_autotune=True": -0.6}, seconds)
+    sampler = PortfolioSampler(every, {"forward": poor})
+    study = told(sampler, *known, (graphs, 1.2, {"seconds": 12.0}))
+    assert not sampler.comes_before_races(study, 90.0, {}), "races tell more"
+
+
 def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
     every = [
         Setting(c, 4)
