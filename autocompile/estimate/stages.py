@@ -16,8 +16,8 @@ Stage = Callable[[Candidate, Decision], bool]
 
 
 def lacks_one(c: Candidate, decision: Decision) -> bool:
-    """It was timed in the search only."""
-    return not c.tries
+    """It was timed in the search only, or no set has made all checks."""
+    return not c.tries or not c.is_verified
 
 
 def lacks_tries(c: Candidate, decision: Decision) -> bool:

@@ -47,18 +47,16 @@ class Deadlines:
         self.usual_s = self.total_s
 
     def make_room(self, search_s: float, races_s: float) -> bool:
-        """Move the end where trials by themselves take longer than the run; whether it has moved.
+        """Move the end where trials and the first races after them do not fit; whether it has moved.
 
         Args:
-            search_s: that trials still take, from now on.
-            races_s: of the races after them, which then get their time, up to their share.
+            search_s: that trials still take, from now on; 0: the end stays where it is.
+            races_s: of the races without which trials are no answer, up to their share.
         """
-        if self.total_s is None or self.usual_s is None:
+        if self.total_s is None or self.usual_s is None or not search_s:
             return False
-        by_themselves_s = self.spent_s + search_s / _SURE + _REPORT_S
-        if by_themselves_s <= self.usual_s or not search_s:
-            return False
-        with_races_s = min(by_themselves_s + races_s, by_themselves_s / (1 - _RACES))
+        trials_s = self.spent_s + search_s / _SURE + _REPORT_S
+        with_races_s = min(trials_s + races_s, trials_s / (1 - _RACES))
         needed_s = with_races_s / (1 - _EXPORTS - _GRACE)
         total_s = min(needed_s, _LONGEST * self.usual_s)
         if total_s <= self.total_s:

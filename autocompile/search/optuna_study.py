@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autocompile.estimate.candidates import with_costs
-from autocompile.search.sampler import MAY_BE, ListedSampler, Rest
+from autocompile.search.sampler import MAY_BE, Left, ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -59,14 +59,18 @@ class OptunaStudy:
         return len(self.sampler.left(self._memory))
 
     def comes_before_races(
-        self, left_s: float, elapsed_s: Mapping[Setting, float]
+        self, left: Left, elapsed_s: Mapping[Setting, float]
     ) -> bool:
         """Whether something fits or is running that is expected to tell more than races."""
-        return self.sampler.comes_before_races(self._memory, left_s, elapsed_s)
+        return self.sampler.comes_before_races(self._memory, left, elapsed_s)
 
-    def ask(self, left_s: float) -> Setting | None:
-        """The next setting, if its trial may take so many seconds; None if none may begin now."""
-        may_be = self.sampler.candidates(self._memory, left_s)
+    def is_comparing(self, elapsed_s: Mapping[Setting, float]) -> bool:
+        """Whether one of those that are compared first runs, and is not very late."""
+        return self.sampler.is_comparing(self._memory, elapsed_s)
+
+    def ask(self, left: Left) -> Setting | None:
+        """The next setting, if its trial may take so long; None if none may begin now."""
+        may_be = self.sampler.candidates(self._memory, left)
         if not may_be:
             return None
         self._memory.enqueue_trial({}, user_attrs={MAY_BE: may_be})

@@ -49,6 +49,8 @@ _ENOUGH = 0.002
 _WORTH = 0.01
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
+# Times as long as expected: what takes longer may never end.
+_VERY_LATE = 2.0
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
 # failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
@@ -78,6 +80,20 @@ class Rest(NamedTuple):
     setting: Setting
     likely: float  # what the model of the search expects
     most: float  # what it exceeds with a chance of one in ten
+
+
+class Left(NamedTuple):
+    """Seconds that a trial may take which begins now."""
+
+    usual: float = math.inf
+    compared: float = math.inf  # one of those that are compared first
+
+    @property
+    def is_limited(self) -> bool:
+        return math.isfinite(self.usual)
+
+
+UNLIMITED = Left()
 
 
 class Results(NamedTuple):
@@ -199,12 +215,12 @@ class ListedSampler(BaseSampler):
             )
         return Results(running, worked, failed, values, seconds)
 
-    def states(self, results: Results, left_s: float = math.inf) -> Any:
+    def states(self, results: Results, left: Left = UNLIMITED) -> Any:
         """The :class:`State` of each setting, as a vector over the list.
 
         Args:
             results: what is known of each.
-            left_s: seconds that a trial may take which begins now.
+            left: how long a trial may take.
         """
         no_eager = self._ground[self._is_plain_eager & results.failed]
         hopeless = ~results.done & np.isin(self._ground, no_eager)
@@ -212,12 +228,20 @@ class ListedSampler(BaseSampler):
         waits = self._waits(~results.done & ~hopeless, results.running)
         expected_s = np.where(self._is_yardstick, 0.0, self.expected_s(results))
         state: Any = np.full(len(self.settings), State.READY)
-        state[expected_s >= left_s] = State.TOO_LONG
+        state[expected_s >= self._left_s(results, left)] = State.TOO_LONG
         state[waits] = State.WAITING
         state[hopeless] = State.HOPELESS
         state[results.running] = State.RUNNING
         state[results.done] = State.DONE
         return state
+
+    def _left_s(self, results: Results, left: Left) -> Any:
+        """How long the trial of each setting may take."""
+        if left.usual == left.compared:
+            return left.usual
+        may_be = ~results.done & ~results.running
+        is_compared = self.comparison(results, may_be)
+        return np.where(is_compared, left.compared, left.usual)
 
     def _waits(self, may_end: Any, running: Any) -> Any:
         """Which settings another one comes before, of those that run or may still be tried."""
@@ -250,7 +274,7 @@ class ListedSampler(BaseSampler):
 
     # What follows from the states -----------------------------------------------------------------
 
-    def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
+    def candidates(self, study: optuna.Study, left: Left = UNLIMITED) -> list[int]:
         """Positions of the settings of which the next trial may be; none where none may begin now.
 
         With unlimited seconds every setting has its turn, else only what is worth its seconds.
@@ -265,28 +289,38 @@ class ListedSampler(BaseSampler):
     def comes_before_races(
         self,
         study: optuna.Study,
-        left_s: float,
+        left: Left,
         elapsed_s: Mapping[Setting, float],
     ) -> bool:
         """Whether something is expected to tell more than a second set of races.
 
-        It fits ``left_s``, or runs and is not late by ``elapsed_s``: of settings that run.
+        It fits the time that is left, or runs and is not late by ``elapsed_s``: of settings that run.
         """
         results = self.results(study)
-        is_open = self.states(results, left_s) == State.READY
+        is_open = self.states(results, left) == State.READY
         elapsed = np.array([elapsed_s.get(s, math.inf) for s in self.settings])
         is_open |= results.running & (elapsed < self.expected_s(results))
         return bool((is_open & self._worth_more_than_races(results)).any())
 
     def _worth_more_than_races(self, results: Results) -> Any:
         """What is compared first."""
-        ended = results.done & (results.seconds > 0)
+        ended = self._has_run(results)
         behind = [
             phase
             for phase in self.priors
             if ended[self._of_phase(phase)].sum() < self.compared
         ]
         return self._can_compare & np.isin(self._phase, behind)
+
+    def is_comparing(
+        self, study: optuna.Study, elapsed_s: Mapping[Setting, float]
+    ) -> bool:
+        """Whether one of those that are compared first runs, and is not very late."""
+        results = self.results(study)
+        elapsed = np.array([elapsed_s.get(s, math.inf) for s in self.settings])
+        is_in_time = elapsed < _VERY_LATE * self.expected_s(results)
+        runs = results.running & is_in_time
+        return bool((runs & ListedSampler._worth_more_than_races(self, results)).any())
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether nothing that is left is worth any time."""
@@ -458,10 +492,10 @@ class PortfolioSampler(ListedSampler):
         looks = {*plainest_of_families(settings, self._is_own).values()}
         self._is_look = np.array([i in looks for i in range(len(settings))])
 
-    def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
+    def candidates(self, study: optuna.Study, left: Left = UNLIMITED) -> list[int]:
         """The setting that comes next, or none."""
         results = self.results(study)
-        state = self.states(results, left_s)
+        state = self.states(results, left)
         # Plain torch.compile() that waits for the machine keeps its place in the line: it would
         # never have its turn if what ranks behind it could begin.
         in_line = (state == State.READY) | (
@@ -469,8 +503,8 @@ class PortfolioSampler(ListedSampler):
         )
         if not in_line.any():
             return []
-        scores = self.scores(results, left_s)
-        if math.isfinite(left_s):
+        scores = self.scores(results, left.usual)
+        if left.is_limited:
             in_line &= self._is_yardstick | (scores.gain >= _ENOUGH)
         for group, rank in self._in_order(results, in_line, scores):
             if group.any():
@@ -613,10 +647,10 @@ class FiniteSampler(ListedSampler):
         super().__init__(settings, priors, own_sizes, plain_alone, compared)
         self._inner, self._random = inner, random.Random(seed)
 
-    def candidates(self, study: optuna.Study, left_s: float = math.inf) -> list[int]:
+    def candidates(self, study: optuna.Study, left: Left = UNLIMITED) -> list[int]:
         """All that may begin; eager mode and what is compared before the others."""
         results = self.results(study)
-        state = self.states(results, left_s)
+        state = self.states(results, left)
         ready = state == State.READY
         if (first := self._is_plain_eager & ready).any():
             return [int(np.argmax(first))]

@@ -20,7 +20,7 @@ from autocompile.search.deadlines import Deadlines
 from autocompile.search.jobs import Interrupts, Jobs
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, records_of
-from autocompile.search.sampler import ListedSampler
+from autocompile.search.sampler import Left, ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Checks, Outcome, Record
 
@@ -98,8 +98,13 @@ class Study:
         """
         with self.jobs(self._is_over) as jobs:
             while True:
-                self._races_s = self._seconds_of_races(races_s)
-                self._make_room()
+                # Without the first set nothing is verified: it has twice the time that it is
+                # expected to take.
+                first_s = races_s(2)
+                self._make_room(first_s)
+                self._races_s = first_s
+                if not self._comes_before_races:
+                    self._races_s = races_s(SETS[0])
                 for job in self._next_jobs(jobs):
                     jobs.start(job)
                 if not jobs.size:
@@ -131,14 +136,14 @@ class Study:
         """By phase, the families that work here and were not looked at once."""
         return self._optuna.unseen
 
-    def _make_room(self) -> None:
+    def _make_room(self, races_s: float) -> None:
         """Move the end of the run where too few compiled settings would be tried before it."""
         if not self.compared:
             return
         search_s = self._optuna.seconds_to_compare(self._elapsed_s)
         if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
             search_s /= _UNSURE
-        if not self.deadlines.make_room(search_s, self._races_s):
+        if not self.deadlines.make_room(search_s, races_s):
             return
         total_s, usual_s = self.deadlines.total_s, self.deadlines.usual_s
         if total_s and usual_s and total_s > _TOLD * max(usual_s, self._told_s):
@@ -150,18 +155,22 @@ class Study:
             )
 
     def _is_over(self) -> bool:
-        """Whether what runs must be ended. Plain torch.compile() is, for no race."""
+        """Whether what runs must be ended. Plain torch.compile() is, for no race.
+
+        Nor is what the effort promises, which has moved the end.
+        """
         if self.deadlines.is_over():
             return True
-        has_plain = not self.sampler.baselines.isdisjoint(self._running.values())
-        return not has_plain and self.deadlines.is_search_over(self._races_s)
+        if not self.sampler.baselines.isdisjoint(self._running.values()):
+            return False
+        if self.compared and self._optuna.is_comparing(self._elapsed_s):
+            return False
+        return self.deadlines.is_search_over(self._races_s)
 
-    def _seconds_of_races(self, races_s: Callable[[int], float]) -> float:
-        """What is kept for the races: one set while something comes before more of them."""
-        one_s = races_s(1)
-        if self._optuna.comes_before_races(self._trial_s(one_s), self._elapsed_s):
-            return one_s
-        return races_s(SETS[0])
+    @property
+    def _comes_before_races(self) -> bool:
+        """Whether something is expected to tell more than a second set of races."""
+        return self._optuna.comes_before_races(self._left, self._elapsed_s)
 
     @property
     def _elapsed_s(self) -> dict[Setting, float]:
@@ -169,17 +178,22 @@ class Study:
         now_s = self.deadlines.spent_s
         return {s: now_s - self._began_s[n] for n, s in self._running.items()}
 
-    def _trial_s(self, races_s: float) -> float:
+    @property
+    def _left(self) -> Left:
         """How long a trial may take that begins now, so that it ends before the races.
 
-        Of those that run, each may hold it up while it is timed.
+        Of those that run, each may hold it up while it is timed. What the effort promises moves
+        the end of the run, and only that is its limit.
         """
         ran = [r.step_s for r in self._worked() if r.wall_s > 0]
         timed = [steps.get("verify", 0.0) + steps.get("measure", 0.0) for steps in ran]
         waits_s = (
             fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
         )
-        return self.deadlines.trial_s(races_s, waits_s)
+        usual_s = self.deadlines.trial_s(self._races_s, waits_s)
+        if not self.compared:
+            return Left(usual_s, usual_s)
+        return Left(usual_s, self.deadlines.trial_s(0.0, waits_s))
 
     def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
         """All that may start now; settings that need no process get their record at once."""
@@ -204,7 +218,7 @@ class Study:
             return None
         if len(self._running) >= self._fitting:
             return None
-        return self._optuna.ask(self._trial_s(self._races_s))
+        return self._optuna.ask(self._left)
 
     @property
     def spent_trials(self) -> int:

@@ -19,6 +19,7 @@ from autocompile.request import SAMPLERS
 from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
 from autocompile.search.sampler import (
     FiniteSampler,
+    Left,
     ListedSampler,
     PortfolioSampler,
     State,
@@ -98,7 +99,10 @@ def may_begin(
     sampler: ListedSampler, study: optuna.Study, left_s: float = math.inf
 ) -> list[CompileConfig]:
     """The configs of the settings of which the next trial may be."""
-    return [sampler.settings[i].config for i in sampler.candidates(study, left_s)]
+    return [
+        sampler.settings[i].config
+        for i in sampler.candidates(study, Left(left_s, left_s))
+    ]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -261,18 +265,28 @@ def test_races_wait_for_what_is_compared_first_and_for_families_that_promise_mor
     known = [(eager, 1.0, {}), (plain, 1.2, {"seconds": 12.0})]
     sampler = PortfolioSampler(every, {"forward": promising})
     study = told(sampler, *known)
-    assert sampler.comes_before_races(study, 30.0, {}), "one compiled setting is few"
-    assert not sampler.comes_before_races(study, 5.0, {}), "nothing would end in time"
+    assert sampler.comes_before_races(study, Left(30.0, 30.0), {}), (
+        "one compiled setting is few"
+    )
+    assert not sampler.comes_before_races(study, Left(5.0, 5.0), {}), (
+        "nothing would end in time"
+    )
     study = told(sampler, *known, (graphs, 1.2, {"seconds": 12.0}))
-    assert not sampler.comes_before_races(study, 30.0, {}), "a minute is too long"
-    assert sampler.comes_before_races(study, 90.0, {})
+    assert not sampler.comes_before_races(study, Left(30.0, 30.0), {}), (
+        "a minute is too long"
+    )
+    assert sampler.comes_before_races(study, Left(90.0, 90.0), {})
     assert following(sampler, study) == autotuned
-    assert sampler.comes_before_races(study, 5.0, {autotuned: 20.0})
-    assert not sampler.comes_before_races(study, 5.0, {autotuned: 200.0}), "it is late"
+    assert sampler.comes_before_races(study, Left(5.0, 5.0), {autotuned: 20.0})
+    assert not sampler.comes_before_races(study, Left(5.0, 5.0), {autotuned: 200.0}), (
+        "it is late"
+    )
     poor = Prior({"inductor max_autotune=True": -0.6}, seconds)
     sampler = PortfolioSampler(every, {"forward": poor})
     study = told(sampler, *known, (graphs, 1.2, {"seconds": 12.0}))
-    assert not sampler.comes_before_races(study, 90.0, {}), "races tell more"
+    assert not sampler.comes_before_races(study, Left(90.0, 90.0), {}), (
+        "races tell more"
+    )
 
 
 def test_what_was_not_tried_and_may_be_faster_is_named() -> None:

@@ -18,6 +18,7 @@ from autocompile.search.effects import Prior
 from autocompile.search.sampler import (
     PENDING,
     FiniteSampler,
+    Left,
     ListedSampler,
     PortfolioSampler,
     State,
@@ -64,7 +65,9 @@ def study_of(
 
 def begun(sampler: ListedSampler, study: optuna.Study, left_s: float) -> list[Setting]:
     """What may begin."""
-    return [sampler.settings[i] for i in sampler.candidates(study, left_s)]
+    return [
+        sampler.settings[i] for i in sampler.candidates(study, Left(left_s, left_s))
+    ]
 
 
 def tried_to_the_end(
@@ -72,7 +75,7 @@ def tried_to_the_end(
 ) -> list[Setting]:
     """What a search tries, one after the other, where some settings fail."""
     study, tried = optuna.create_study(sampler=sampler), []
-    while may_be := sampler.candidates(study, left_s):
+    while may_be := sampler.candidates(study, Left(left_s, left_s)):
         study.enqueue_trial({}, user_attrs={"may_be": may_be})
         trial = study.ask(dict(sampler.distributions))
         tried.append(sampler.setting(trial.params))
@@ -245,7 +248,9 @@ def test_whatever_has_happened_each_setting_has_one_state_and_nothing_waits_for_
     history = a_history(random_, every)
     left_s = random_.choice([-1.0, 0.0, 3.0, 6.0, 1e6, math.inf])
     study = study_of(sampler, history)
-    state = [State(s) for s in sampler.states(sampler.results(study), left_s)]
+    state = [
+        State(s) for s in sampler.states(sampler.results(study), Left(left_s, left_s))
+    ]
     by_setting = dict(zip(every, state, strict=True))
     assert len(by_setting) == len(every)
 
