@@ -119,7 +119,7 @@ class ListedSampler(BaseSampler):
         own_sizes: by phase, the batch size that the answer is about, which has priority.
         plain_alone: whether plain ``torch.compile()`` of each phase runs before and beside nothing
             else that compiles. It is then compiled as a user's program does it, and tells what a
-            compile of this model takes.
+            compile of this model takes. Nothing begins beside eager mode then, either.
         compared: compiled settings of each phase that are tried first, plain ``torch.compile()``
             and those of which most is expected.
     """
@@ -251,7 +251,10 @@ class ListedSampler(BaseSampler):
         plain = self._is_plain_compile & may_end
         if plain.any():
             waits |= ~self._is_eager & ~self._is_plain_compile
-        if (plain & running).any():  # it has the machine to itself
+        # Both have the machine to themselves. What compiles nothing is timed and verified in
+        # nearly all of its time, in which whatever runs beside it is stopped: side by side, two
+        # of them end as late as the second one would.
+        if ((plain | self._is_eager) & running).any():
             waits |= True
         if running.any():  # and begins when it is free
             waits |= plain
