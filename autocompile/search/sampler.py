@@ -383,11 +383,24 @@ class ListedSampler(BaseSampler):
     def promise(self, results: Results) -> Any:
         """What decides which settings are compared first: the largest come first.
 
-        What the tables expect per second; alone where others run beside it, as seconds cost
-        little there.
+        What the tables expect per second.
         """
         mean = np.array([self.priors[s.phase].mean(s.config) for s in self.settings])
-        return mean / self.expected_s(results) if self.plain_alone else mean
+        if self.plain_alone:
+            return mean / self.expected_s(results)
+        return mean / self._beside_plain_s(results)
+
+    def _beside_plain_s(self, results: Results) -> Any:
+        """Seconds of each trial, where plain ``torch.compile()`` of its phase runs beside it.
+
+        What ends before that costs nothing.
+        """
+        expected_s = self.expected_s(results)
+        for phase in self.priors:
+            here = self._phase == phase
+            plain_s = expected_s[here & self._is_plain_compile].max(initial=0.0)
+            expected_s[here] = np.maximum(expected_s[here], plain_s)
+        return expected_s
 
     def seconds_to_compare(
         self, study: optuna.Study, elapsed_s: Mapping[Setting, float]
@@ -547,9 +560,9 @@ class PortfolioSampler(ListedSampler):
 
     def promise(self, results: Results) -> Any:
         """By the tables and the results so far, with what a look at a family is worth."""
-        if not self.plain_alone:
-            return self._expected(results).mean
-        return self.scores(results).rank
+        if self.plain_alone:
+            return self.scores(results).rank
+        return self._expected(results).mean / self._beside_plain_s(results)
 
     def _worth_more_than_races(self, results: Results) -> Any:
         """And families that are expected to gain more than what settings are raced for."""

@@ -193,6 +193,34 @@ def test_beside_the_baseline_runs_what_the_study_allows() -> None:
     assert any(not s.config.is_eager for s in begun[1:])
 
 
+@pytest.mark.parametrize(
+    ("phase", "first"),
+    [
+        ("forward", CompileConfig(mode=A)),
+        ("train_step", CompileConfig(mode=A, optimizer="fused")),
+    ],
+)
+def test_on_a_gpu_what_the_tables_expect_most_of_begins_beside_plain_compile(
+    phase: str, first: CompileConfig
+) -> None:
+    """CUDA graphs of Inductor, and not what would be tuned for as long again."""
+    tuned = {"coordinate_descent_tuning": True, "triton.cudagraphs": True}
+    compiled = [
+        CompileConfig("cudagraphs"),
+        *(CompileConfig(mode=m) for m in ("default", A, B)),
+        CompileConfig(options=tuned),
+    ]
+    if phase == "train_step":
+        compiled += [dataclasses.replace(c, optimizer="fused") for c in compiled]
+        compiled += [dataclasses.replace(c, scope="step") for c in compiled]
+    every = [Setting(c, 4, phase) for c in (EAGER, *compiled)]
+    prior = {phase: prior_of("cuda", phase, has_convolutions=False, operators=900)}
+    sampler = PortfolioSampler(every, prior, {phase: 4}, plain_alone=False)
+    study = told(sampler, (every[0], 1.0, {"seconds": 5.0}))
+    begun = [following(sampler, study).config for _ in range(2)]
+    assert begun == [CompileConfig(), first]
+
+
 def test_what_eager_mode_says_of_bfloat16_does_not_keep_compiled_code_from_it() -> None:
     """Of a transformer's step on a GPU, where eager mode gains nothing by it."""
     fields = [{}, {"precision": "high"}, {"autocast": "bfloat16"}]
