@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,13 @@ from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.model.calls import Calls
 from autocompile.trial.model.own_step import optimizers_made
-from autocompile.trial.model.state import State, state_of, states_of
+from autocompile.trial.model.state import (
+    State,
+    lend,
+    state_of,
+    states_of,
+    take_back,
+)
 from autocompile.trial.model.target import Target, call_model
 from autocompile.trial.values import copy_tree, is_writable
 from autocompile.trial.verify.outputs import View
@@ -46,7 +53,11 @@ class Side:
         before: parameters before a call whose updates are compared, not its gradients.
         with_gradients: parameters whose gradients are a part of the state.
         remade: how often :meth:`remake` was called.
+        turns: with the other sides of the process, if they give back memory for one another.
+        gives_back: whether it can give back the memory of what calls change (:meth:`release`).
     """
+
+    gives_back = False
 
     def __init__(
         self,
@@ -68,6 +79,8 @@ class Side:
         self.before: list[torch.Tensor] | None = None
         self.with_gradients: list[torch.Tensor] = []
         self.remade = 0
+        self.turns: Turns | None = None
+        self._lent: list[Any] = []
 
     # What families differ in -----------------------------------------------------------------------
 
@@ -114,6 +127,8 @@ class Side:
             yield
 
     def run(self) -> Any:
+        if self.has_released and self.turns:
+            self._load(self.turns.kept())
         with self.context():
             return self.call()
 
@@ -122,13 +137,35 @@ class Side:
         self.kept = State()
         self.kept = State.saved(self)
 
+    def kept_parameters(self) -> dict[str, torch.Tensor]:
+        """Those of the parameters that the kept state has."""
+        by_id = {id(p): name for name, p in self.parameters.items()}
+        return {
+            by_id[id(x)]: self.kept.values[name]
+            for name, x in self.changing().items()
+            if id(x) in by_id and name in self.kept.values
+        }
+
     def restore(self) -> None:
         """Go back to the state at the last :meth:`keep`."""
-        self.kept.load(self)
+        self._load(self.kept)
 
     def adopt(self, other: Side) -> None:
         """Take the state that another side has kept."""
-        other.kept.load(self)
+        self._load(other.kept)
+
+    def _load(self, state: State) -> None:
+        if self.turns:
+            self.turns.take(self)
+        take_back(self._lent)
+        state.load(self)
+
+    def release(self) -> None:
+        """Give back the memory of what calls change, until a state is loaded, if that can be."""
+
+    @property
+    def has_released(self) -> bool:
+        return bool(self._lent)
 
     def begin_anew(self, other: Side) -> None:
         """Take the state that another side has kept; what a user's own step keeps begins anew."""
@@ -157,6 +194,25 @@ class Side:
         return found
 
 
+class Turns:
+    """Sides of which one at a time has memory of its own for what steps change.
+
+    Every call begins with a state that is kept, so what a side has left there is not needed once
+    another one is used. ``kept`` gives the state of a side that is used again without another.
+    """
+
+    def __init__(self, kept: Callable[[], State]) -> None:
+        self.kept = kept
+        self._sides = weakref.WeakSet[Side]()
+
+    def take(self, side: Side) -> None:
+        """Let a side have memory, and the others give back theirs."""
+        for other in self._sides:
+            if other is not side:
+                other.release()
+        self._sides.add(side)
+
+
 class BackwardToo(Side):
     """A forward pass of training, whose loss is computed for the comparison of its gradients."""
 
@@ -177,6 +233,7 @@ class Training(Side):
     """A step that trains: its result, gradients and buffers are compared."""
 
     result = "loss"  # what views call that which a call returns
+    gives_back = True
 
     def view(self, output: Any) -> View:
         buffers = dict(self.model.named_buffers())
@@ -185,6 +242,30 @@ class Training(Side):
     def held(self) -> Any:
         states = [states_of(optimizer) for optimizer in self.optimizers]
         return self.parameters, state_of(self.model), states
+
+    def release(self) -> None:
+        """Give back the memory of parameters and moments, and drop gradients that steps make.
+
+        Not of compiled code on a GPU: CUDA graphs know their addresses.
+        """
+        on_gpu = any(p.is_cuda for p in self.parameters.values())
+        if self._lent or not self.gives_back or (on_gpu and not self.is_eager):
+            return
+        moments = [
+            x
+            for optimizer in self.optimizers
+            for state in states_of(optimizer).values()
+            for x in state.values()
+            if isinstance(x, torch.Tensor)
+        ]
+        others = [*self.model.parameters(), *state_of(self.model)]
+        self._lent = lend([*self.parameters.values(), *moments], others)
+        if self._lent:
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for p in self.parameters.values():
+            p.grad = None
 
     def _changes(self) -> View:
         """Gradients; or what a step made of the parameters, where these do not tell it."""
@@ -220,6 +301,9 @@ class OptimizerStep(Training):
         states = [states_of(optimizer) for optimizer in self.optimizers]
         return self.parameters, _gradients(self.parameters), states
 
+    def _drop_gradients(self) -> None:
+        """They are inputs, which views refer to."""
+
     def make_gradients(self) -> None:
         """Random gradients, the same on all sides."""
         parameters = _trainable(self.model)
@@ -249,6 +333,8 @@ def _noise(device: torch.device) -> torch.Tensor:
 class LibraryUpdate(Training):
     """An update by a library's own code, which has optimizers and metrics."""
 
+    gives_back = False  # its code may refer to the memory
+
     def take(self, updates: Any) -> None:
         """Let these be the updates."""
         self.updates = updates
@@ -267,6 +353,7 @@ class OwnStep(Training):
     """
 
     result = "outputs"
+    gives_back = False  # the user's code may refer to the memory
 
     def follow(self, own: Remade, unit: Unit) -> None:
         """Call the user's step as ``unit``, which is ``own`` or compiled of it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,11 @@ from autocompile.trial.values import copies, is_writable, pieces
 _PERTURBATION = 0.1
 _LEAST_RMS = 1e-3  # of a parameter that is zero, such as a bias
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
+
+
+# Of what calls change, in bytes: with less, sides keep their memory.
+LARGE = 2**24
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Holder(Protocol):
@@ -42,6 +48,10 @@ class Holder(Protocol):
         """Drop what calls accumulate and nothing compares."""
 
 
+def _as_they_are(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.detach() for x in tensors]
+
+
 @dataclass(frozen=True)
 class State:
     """What calls of a side change, by names that are the same on all sides of a phase.
@@ -61,25 +71,32 @@ class State:
     @classmethod
     def saved(cls, side: Holder) -> State:
         """Copies of what a side has now."""
-        dictionaries = side.dictionaries().items()
-        numbers = {name: _plain_numbers(each) for name, each in dictionaries}
+        return cls.of(side, copies)
+
+    @classmethod
+    def of(cls, side: Holder, made: Callable[..., list[Any]] = _as_they_are) -> State:
+        """What a side has now; without copies, if it is not used any more."""
         changing = side.changing()
         present = [p.grad for p in side.with_gradients if p.grad is not None]
         # In one go, since whether a GPU has room for the copies depends on all of them.
-        copied = iter(copies([*changing.values(), *present]))
+        copied = iter(made([*changing.values(), *present]))
         values = {name: next(copied) for name in changing}
         gradients = [
             None if p.grad is None else next(copied) for p in side.with_gradients
         ]
-        optimizers = [optimizer.state_dict() for optimizer in side.optimizers]
-        return cls(values, numbers, optimizers, gradients)
+        optimizers = [_form_of(optimizer) for optimizer in side.optimizers]
+        return cls(values, _numbers_of(side), optimizers, gradients)
+
+    def with_numbers_of(self, side: Holder) -> State:
+        """The same tensors with the plain numbers that a side has now."""
+        return replace(self, numbers=_numbers_of(side))
 
     def load(self, side: Holder) -> None:
         """Put it into a side, in place, so that compiled code stays valid."""
         # First, since an optimizer that has not stepped yet has no tensors to write to.
-        for optimizer, state in zip(side.optimizers, self.optimizers, strict=False):
-            if state["state"] and not optimizer.state:
-                optimizer.load_state_dict(state)
+        for optimizer, form in zip(side.optimizers, self.optimizers, strict=False):
+            if form["state"] and not optimizer.state:
+                optimizer.load_state_dict(_with_memory(form))
         with torch.no_grad():
             self._write_values(side)
             for p, gradient in zip(side.with_gradients, self.gradients, strict=False):
@@ -103,6 +120,34 @@ class State:
                 tensor.copy_(value)
 
 
+def _numbers_of(side: Holder) -> dict[str, dict[str, Any]]:
+    dictionaries = side.dictionaries().items()
+    return {name: _plain_numbers(each) for name, each in dictionaries}
+
+
+def _form_of(optimizer: Any) -> dict[str, Any]:
+    """The state dict of an optimizer, of whose tensors one element each is stored."""
+
+    def form(x: Any) -> Any:
+        return x.new_zeros(1).expand(x.shape) if _is_tensor(x) and x.numel() > 1 else x
+
+    state: dict[str, Any] = optimizer.state_dict()
+    return {**state, "state": pytree.tree_map(form, state["state"])}
+
+
+def _with_memory(form: dict[str, Any]) -> dict[str, Any]:
+    """The same state dict with tensors that can be written to, and that no other side has."""
+
+    def own(x: Any) -> Any:
+        return x.clone(memory_format=torch.contiguous_format) if _is_tensor(x) else x
+
+    return {**form, "state": pytree.tree_map(own, form["state"])}
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
 def _plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers in a dictionary; no booleans, which are flags that Dynamo may change."""
     return {key: v for key, v in values.items() if type(v) in (int, float)}
@@ -117,6 +162,37 @@ def _set_gradient(p: torch.Tensor, value: torch.Tensor | None) -> None:
         p.grad.copy_(value)
     except RuntimeError:  # a CUDA graph has taken the memory back
         p.grad = value.to(p.device, copy=True)
+
+
+_Lent = list[tuple[torch.Tensor, torch.Size, tuple[int, ...]]]
+"""Tensors whose memory was given back, with the shape and strides that they had."""
+
+
+def lend(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> _Lent:
+    """Free the memory of tensors, which are empty until :func:`take_back`, if they are large.
+
+    Those that share memory, also with ``others``, keep it: only one of them would get new memory.
+    """
+    plain = [x for x in tensors if type(x) in _PLAIN and _has_storage(x)]
+    if sum(x.untyped_storage().nbytes() for x in plain) < LARGE:
+        return []
+    every = {id(x): x for x in (*plain, *others) if _has_storage(x)}.values()
+    users = Counter(x.untyped_storage().data_ptr() for x in every)
+    lent: _Lent = []
+    for x in plain:
+        storage = x.untyped_storage()
+        is_whole = storage.nbytes() == x.numel() * x.element_size()
+        if is_whole and users[storage.data_ptr()] == 1:
+            lent.append((x, x.shape, x.stride()))
+            x.data = x.data.new_empty(0)
+    return lent
+
+
+def take_back(lent: _Lent) -> None:
+    """Give tensors memory again, in which anything may stand."""
+    for x, shape, strides in lent:
+        x.data = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+    lent.clear()
 
 
 def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:

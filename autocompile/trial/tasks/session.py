@@ -131,7 +131,6 @@ class Session:
             tolerance=header.tolerance,
             precision=config.eager_reference,
             is_whole=config.scope == "step",
-            is_shared=len(self.request.sides) > 1,
         )
         self.baseline = self.reference.eager
         if config.eager_reference != EAGER:

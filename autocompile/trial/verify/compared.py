@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autocompile.settings.phases import Phase
 from autocompile.trial.model.calls import Calls, Period, Sample, first_call, kinds
 from autocompile.trial.model.sides import Side
-from autocompile.trial.verify.optimizer import step_problem
+from autocompile.trial.verify.optimizer import Made, step_problem
 
 if TYPE_CHECKING:
     from autocompile.trial.verify.reference import Reference
@@ -52,7 +52,7 @@ def follows_gradients(reference: Reference) -> bool:
         if steps != [index + 1] * len(steps):
             return False
         try:
-            if step_problem(fresh, side):
+            if step_problem(lambda: fresh, Made.by(side)):
                 return False
         except TypeError:  # step() wants a closure
             return False

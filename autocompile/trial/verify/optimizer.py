@@ -44,20 +44,35 @@ _ULPS = 2.0  # of a parameter, by which its own rounding may move it
 Gradients = Mapping[str, torch.Tensor | None]
 
 
-def gradients_of(side: Side) -> Gradients:
-    """Copies of what the last step of a side was made of."""
-    grads = {name: p.grad for name, p in side.parameters.items() if p.grad is not None}
-    made = dict(zip(grads, copies([*grads.values()]), strict=True))
-    return {name: made.get(name) for name in side.parameters}
+@dataclass(frozen=True)
+class Made:
+    """What the last step of a side was made of and what it made, by parameter, not copied.
+
+    It stays when the side gives its memory back, and is overwritten by the side's next call.
+    """
+
+    gradients: Gradients
+    parameters: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def by(cls, side: Side) -> Made:
+        """Of the last step of a side."""
+        gradients = {name: p.grad for name, p in side.parameters.items()}
+        return cls(gradients, {n: p.detach() for n, p in side.parameters.items()})
 
 
 def step_with(side: Side, gradients: Gradients) -> None:
-    """Step the optimizers of an eager side with given gradients, which it takes over."""
+    """Step the optimizers of an eager side with given gradients, in place of its own."""
+    own = {name: p.grad for name, p in side.parameters.items()}
     for name, parameter in side.parameters.items():
         grad = gradients[name]
         parameter.grad = None if grad is None else grad.to(parameter)
-    for optimizer in side.optimizers:
-        optimizer.step()
+    try:
+        for optimizer in side.optimizers:
+            optimizer.step()
+    finally:
+        for name, parameter in side.parameters.items():
+            parameter.grad = own[name]
 
 
 @dataclass(frozen=True)
@@ -103,34 +118,42 @@ Tries = Callable[[Gradients], Iterable["Side"]]
 ``TRIES`` says where eager cannot be."""
 
 
-def step_problem(reference: Side, side: Side, tries: Tries | None = None) -> str | None:
-    """Where the last step of a side was another one than the reference's, or None.
+def step_problem(
+    begin: Callable[[], Side],
+    made: Made,
+    tries: Tries | None = None,
+    before: Mapping[str, torch.Tensor] | None = None,
+) -> str | None:
+    """Where a step was another one than eager's with the same gradients, or None.
 
-    ``reference`` is an eager side in the state that the other had before; it steps along. ``tries``
-    is asked only where the tolerance fails; without it nothing else explains an error.
+    ``begin`` gives an eager side in the state before the step, whose parameters are copied unless
+    ``before`` has them. ``tries`` is asked only where the tolerance fails; without it nothing else
+    explains an error.
     """
-    for p in reference.parameters.values():
-        p.grad = None  # frees what is replaced
-    gradients = gradients_of(side)
-    values = copies([*reference.parameters.values()])
-    before = dict(zip(reference.parameters, values, strict=True))
-    step_with(reference, gradients)
+    reference = begin()
+    if not before or reference.parameters.keys() - before.keys():
+        values = copies([*reference.parameters.values()])
+        before = dict(zip(reference.parameters, values, strict=True))
+        del values
+    step_with(reference, made.gradients)
     updates = []
     for name, parameter in reference.parameters.items():
         right = parameter.detach()
-        moved = apart(right, before.pop(name))
-        updates.append(_Update(name, right, moved, apart(right, side.parameters[name])))
+        moved = apart(right, before[name])
+        updates.append(_Update(name, right, moved, apart(right, made.parameters[name])))
+    del before
     missed = numbers([(each.off.error - each.allowed).max() for each in updates])
     far = [each for each, by in zip(updates, missed, strict=True) if by > 0]
     if not far or tries is None:
         return _first_problem(far, lambda each: each.allowed)
-    # The reference may be the side that is tried.
+    # Copies of few, since the next side takes the place of this one.
     far = [replace(each, right=each.right.clone()) for each in far]
+    del reference, updates, right, parameter
     moves = {each.name: Moves() for each in far}
     count, problem = 0, None
-    for count, made in enumerate(tries(gradients), 1):
+    for count, tried in enumerate(tries(made.gradients), 1):
         for each in far:
-            moves[each.name].add(apart(each.right, made.parameters[each.name]).error)
+            moves[each.name].add(apart(each.right, tried.parameters[each.name]).error)
         if count in TRIES:
             problem = _first_problem(far, _limits(moves))
             if problem is None:

@@ -18,10 +18,10 @@ import torch
 
 from autocompile.errors import TargetError, first_words
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import STEP, phase_of
+from autocompile.settings.phases import STEP, TRAIN_STEP, phase_of
 from autocompile.trial.model.calls import Calls, Sample, each_call
-from autocompile.trial.model.sides import Side, make_side
-from autocompile.trial.model.state import perturb, random_states
+from autocompile.trial.model.sides import Side, Turns, make_side
+from autocompile.trial.model.state import State, perturb, random_states
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.values import copies, copy_inputs, rewritten
 from autocompile.trial.verify import compared
@@ -68,12 +68,11 @@ class Reference:
         tolerance: the user's, for outputs.
         precision: eager mode with a setting's precision, which the setting must agree with.
         is_whole: that is of the whole step, as the setting's scope is.
-        is_shared: several settings are compared with it.
 
     Attributes:
         eager: the eager side; its kept state is what later calls start from.
         batches: the inputs that are compared, which may be fewer than those of a pass.
-        expected: eager's views of the first calls; of a step without gradients after the first.
+        expected: eager's views of the first calls; of a step that of the first, without gradients.
         layout: how the results of the first call lie in memory.
         overwrites: paths of results that eager's own next call overwrites.
         noise: the relative difference between two equal eager runs, by path.
@@ -93,19 +92,20 @@ class Reference:
         tolerance: float | None = None,
         precision: CompileConfig = EAGER,
         is_whole: bool = False,
-        is_shared: bool = False,
     ) -> None:
         self.target, self.seed = target, seed
         self.name, self.phase = phase, phase_of(phase)
         self.workload, self.tolerance = batches[0], tolerance
         self._precision, self._is_whole = precision, is_whole
-        self._is_shared = is_shared
+        self.turns = Turns(lambda: self.eager.kept)
+        self._scratch: Side | None = None
         self.batches = compared.calls_of(self.phase, *batches)
         self.compares_updates = False
         if phase == STEP and not compared.follows_gradients(self):
             self.compares_updates = True
             self.batches = compared.periods(self, notes)
         self.overwrites: set[str] = set()
+        self._has_nan = False
         self.eager = self.another_side(precision)
         self.expected = self._observe(self.eager)
         self.check = target.check if "outputs" in self.expected[0] else None
@@ -118,13 +118,12 @@ class Reference:
             self.noise = largest(self.noise, differences)
             self._note_move(index, first, second, differences)
             self._demand_that_check_accepts(first, second)
+            del first, second  # their gradients are as large as the model
         self.is_random = self._depends_on_seed()
         self._movements: dict[int, Movement] = {}  # by call
         self._late_noise = 0.0  # seen after the beginning, and not said yet
         self._why_unknown = ""
         notes += self._about_eager()
-        if self.phase.steps:  # later steps are made again from the kept state
-            del self.expected[1:]
 
     # Sides and calls -------------------------------------------------------------------------------
 
@@ -132,11 +131,21 @@ class Reference:
         """A side that has made no call."""
         model = self.target.fresh_model(self.name, shares_parameters=config.is_eager)
         whole = self._is_whole
-        return make_side(self.target, self.name, self.batches[0], config, model, whole)
+        side = make_side(self.target, self.name, self.batches[0], config, model, whole)
+        side.turns = self.turns
+        return side
 
     def another_eager(self) -> Side:
         """An eager side at the precision of the reference that has made no call."""
         return self.another_side(self._precision)
+
+    def scratch(self) -> Side:
+        """The same to be used for a moment: eager and the last one of these give back memory."""
+        self.eager.release()
+        if self._scratch:
+            self._scratch.release()
+        self._scratch = self.another_eager()
+        return self._scratch
 
     def call(self, side: Side, index: int, in_place: bool = False) -> Any:
         """Make call number ``index`` with its seed and its inputs.
@@ -144,6 +153,8 @@ class Reference:
         ``in_place``: in the memory of the inputs that the side had last, if they fit.
         """
         inputs = self.batches[index % len(self.batches)]
+        side.turns = self.turns
+        self.turns.take(side)
         # A copy, since a model may change its inputs in place.
         side.inputs = (
             rewritten(side.inputs, inputs) if in_place else copy_inputs(inputs)
@@ -183,6 +194,37 @@ class Reference:
         view = self.eager.view(self.call(self.eager, index))
         not_copied = CHANGES if self.phase.steps and not self.phase.is_own else ()
         return {**view, **copy_view(without(view, *not_copied))}
+
+    def first_parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters that every side begins with, as the target has them."""
+        return dict(self.target.model_of(self.name).named_parameters())
+
+    def first_view(self) -> View:
+        """Eager's view of its first call, of a step with its gradients, which are not kept."""
+        if not self.phase.steps:
+            return self.expected[0]
+        made = self.scratch()
+        return made.view(self.call(made, 0))
+
+    @contextlib.contextmanager
+    def without_kept(self) -> Iterator[None]:
+        """Context in which the kept state of a step takes no memory; then it is made again.
+
+        Where eager does not give back its memory, the state stays, and so it does on a GPU, for
+        which the host keeps it.
+        """
+        self.eager.release()
+        if self.target.device.type != "cpu" or not self.eager.has_released:
+            yield
+            return
+        self.eager.kept = State()
+        try:
+            yield
+        finally:
+            made = self.scratch()
+            for index in range(FIRST_CALLS):
+                self.call(made, index)
+            self.eager.kept = State.of(made)  # no copy, since that side is dropped
 
     def kept(self) -> Side:
         """The eager side in its kept state."""
@@ -271,7 +313,9 @@ class Reference:
         return None if self._why_unknown else movement
 
     def _try(self, index: int, tries: int, movement: Movement) -> None:
-        want = copy_view(self.view(index))
+        view = self.view(index)
+        # A training step makes new gradients; others may write to those that they have.
+        want = view if self.name == TRAIN_STEP else copy_view(view)
         for number in range(movement.tries, tries):
             eager = self.kept()
             # What the user has compiled would be compiled again under the mode, and skipped later.
@@ -322,9 +366,10 @@ class Reference:
         self.kept()
         if not drawn:
             return False
-        views = [self.from_kept(self.eager, index) for index in (0, 2)]
+        views = self.from_kept(self.eager, 0), self.view(2)
+        scale = mismatch_scale(*views)
         self.kept()
-        return mismatch_scale(*views) > max(1e-6, 10 * self.most_noise)
+        return scale > max(1e-6, 10 * self.most_noise)
 
     # What is known of eager ------------------------------------------------------------------------
 
@@ -355,12 +400,6 @@ class Reference:
             "is called anew)"
         )
 
-    def forget_changes(self) -> None:
-        """Free the gradients of the first step, which are as large as the model, for good."""
-        # Another side is compared with them, too, or the same once more when it draws like eager.
-        if not (self.is_random or self._is_shared):
-            self.expected = [without(view, *CHANGES) for view in self.expected]
-
     def _observe(self, side: Side) -> list[View]:
         views: list[View] = []
         for index, view, lost in self.first_views(side, self.call(side, 0)):
@@ -370,6 +409,7 @@ class Reference:
             # Of later steps nothing is compared: they are made again from the kept state.
             is_later = self.phase.steps and index
             views.append(copy_view(without(view, *CHANGES) if is_later else view))
+            self._has_nan = self._has_nan or has_nan(views[-1])
         return views
 
     def _pairs(self) -> Iterator[tuple[int, View, View]]:
@@ -381,8 +421,13 @@ class Reference:
             yield 0, self.from_kept(self.eager), self.from_kept(self.eager)
             return
         self.eager.keep()
-        again = self.another_eager()
-        yield 0, self.expected[0], again.view(self.call(again, 0))
+        again = self.scratch()
+        first = self.expected[0]
+        # Later steps are made again from the kept state, and the first by ``first_view``.
+        self.expected = [without(first, *CHANGES)]
+        handed = [first]  # over, since what is named here lives until the next pair
+        del first
+        yield 0, handed.pop(), again.view(self.call(again, 0))
         del again
         for index in (1, 2):
             yield index, self.from_kept(self.eager, index), self.view(index)
@@ -406,7 +451,7 @@ class Reference:
             yield f"outputs may be off by {self.tolerance:g} (the requested tolerance)"
         if self.most_noise > 0:
             yield f"eager differs from itself by {self.most_noise:.1g}; tolerances allow for it"
-        if any(has_nan(view) for view in self.expected):
+        if self._has_nan:
             yield "eager's output holds NaN; compiled may hold it in the same places"
         if self.is_random:
             yield (

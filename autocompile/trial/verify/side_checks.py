@@ -41,7 +41,6 @@ import torch
 
 from autocompile.errors import first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
-from autocompile.settings.phases import TRAIN_STEP
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
@@ -66,7 +65,7 @@ from autocompile.trial.verify.layout import (
 )
 from autocompile.trial.verify.optimizer import (
     Gradients,
-    gradients_of,
+    Made,
     step_problem,
     step_with,
 )
@@ -124,56 +123,74 @@ def first_calls(reference: Reference, subject: Subject) -> None:
 def _first_steps(reference: Reference, subject: Subject) -> None:
     """Compare the first steps: passes from one state, and steps with the same gradients."""
     side, is_comparable = subject.side, not reference.draws_otherwise(subject.side)
-    first = side.view(subject.first)
-    _demand_layout(reference, subject, first)
-    want = reference.expected[0]
-    if not is_comparable:
-        _demand_kinds(reference, want, first, "call 1")
-    else:
+    view = side.view(subject.first)
+    _demand_layout(reference, subject, view)
+    last, first = LastResults(view), copy_view(view)
+    del view
+    lost, problem = _second_step(reference, subject, last, first)
+    want = reference.first_view()
+    if is_comparable:
         _demand(reference, subject, first, want, "call 1", 0)
         subject.accepted = largest(subject.accepted, relative_differences(want, first))
-    last = LastResults(first)
-    del first
-    reference.forget_changes()
-    if reference.name == TRAIN_STEP:
-        # Each of its steps makes its own.
-        reference.eager.model.zero_grad(set_to_none=True)
-    if not reference.compares_updates:
-        lost = _first_updates(reference, subject, last)
     else:
-        reference.call(side, 1)
-        lost = last.overwritten()
+        _demand_kinds(reference, want, first, "call 1")
+    del want, first
+    # Now, since wrong gradients say more than what an optimizer makes of them.
+    if problem:
+        raise problem
     _demand_kept(reference, subject, lost, "call 2")
     last_index = max(2, len(reference.batches) - 1)
     for index in range(1, last_index + 1) if is_comparable else ():
-        want, got = _from_eagers_state(reference, subject, index, f"call {index + 2}")
+        want, got, made = _from_eagers_state(
+            reference, subject, index, f"call {index + 2}"
+        )
         subject.accepted = largest(subject.accepted, relative_differences(want, got))
+        del want, got, made  # each is as large as the model
     reference.kept()
 
 
-def _first_updates(
-    reference: Reference, subject: Subject, last: LastResults
-) -> list[str]:
-    """Check what the optimizer made of the gradients of the first two calls.
+def _second_step(
+    reference: Reference, subject: Subject, last: LastResults, first: View
+) -> tuple[list[str], Failed | None]:
+    """Make the second step, and check what the optimizer made of the gradients of both.
 
-    Returns the paths of results of the first that the second has overwritten.
+    ``first`` is the view of the first. Returns the paths of its results that the second has
+    overwritten, and what is wrong.
     """
-    side, fresh = subject.side, reference.another_eager()
-    given: list[Gradients] = []  # on the CPU, since they are seldom asked for
+    side, given = subject.side, list[Gradients]()
 
-    def again() -> Side:
-        made = reference.another_eager()
+    def begin() -> Side:
+        made = reference.scratch()
         for gradients in given:
             step_with(made, gradients)
         return made
 
-    _demand_step(reference, subject, fresh, "call 1", again)
-    before = gradients_of(side).items()
-    given.append({name: None if g is None else g.cpu() for name, g in before})
-    reference.call(side, 1)
-    lost = last.overwritten()
-    _demand_step(reference, subject, fresh, "call 2", again)
-    return lost
+    try:
+        with reference.without_kept():
+            if not reference.compares_updates:
+                made, before = Made.by(side), reference.first_parameters()
+                _demand_step(reference, subject, begin, made, "call 1", before)
+                given.append(_kept(made.gradients, first["gradients"]))
+                del made
+            reference.call(side, 1)
+            lost = last.overwritten()
+            if not reference.compares_updates:
+                made = Made.by(side)
+                side.release()  # its next call begins with the kept state
+                _demand_step(reference, subject, begin, made, "call 2")
+    except Failed as error:
+        return [], error
+    return lost, None
+
+
+def _kept(gradients: Gradients, copied: Gradients) -> Gradients:
+    """Gradients that later calls cannot overwrite: those that are ``copied``, or sparse ones."""
+    sparse = {
+        n: g.clone()
+        for n, g in gradients.items()
+        if g is not None and g.layout is not torch.strided
+    }
+    return {n: sparse.get(n, copied.get(n)) for n in gradients}
 
 
 def repeated_draws(reference: Reference, subject: Subject) -> None:
@@ -339,17 +356,20 @@ def last_call(reference: Reference, subject: Subject) -> None:
         _demand_repeats(reference, subject, when)
         side.begin_anew(reference.eager)
         got = side.view(reference.call(side, 1))
+        made = Made.by(side)
     else:
         # What keeps results by the address of an input gives an old one here.
         side.begin_anew(reference.eager)
         reference.call(side, 0)
-        _, got = _from_eagers_state(reference, subject, 1, when, in_place=True)
-    if reference.phase.steps:
-        eager = reference.kept()
-        if not reference.compares_updates:
-            _demand_step(reference, subject, eager, when, reference.kept)
-        reference.kept()
+        got, made = _from_eagers_state(reference, subject, 1, when, in_place=True)[1:]
     last = LastResults(got)
+    del got
+    if reference.phase.steps:
+        if not reference.compares_updates:
+            before = reference.eager.kept_parameters()
+            _demand_step(reference, subject, reference.kept, made, when, before)
+        reference.kept()
+    del made
     reference.call(side, 0)
     lost = last.overwritten()
     _demand_kept(reference, subject, lost, "a call after the timing")
@@ -432,18 +452,19 @@ def schedule(reference: Reference, subject: Subject) -> None:
         return
     rates = [float(group["lr"]) for group in groups]
     eager.restore()
-    kept, before = eager.kept, telemetry.dynamo_facts()["graphs"]
+    kept, graphs = eager.kept, telemetry.dynamo_facts()["graphs"]
 
-    def again() -> Side:
+    def begin() -> Side:
         eager.restore()
         return eager
 
     try:
         _set_rates(groups, [rate * _FACTOR for rate in rates])
-        eager.keep()
+        eager.kept = kept.with_numbers_of(eager)
         side.adopt(eager)
         reference.call(side, 1)
-        problem = _step_problem(reference, subject, eager, again)
+        made, before = Made.by(side), eager.kept_parameters()
+        problem = _step_problem(reference, subject, begin, made, before)
     finally:
         _set_rates(groups, rates)
         eager.kept = kept
@@ -452,7 +473,7 @@ def schedule(reference: Reference, subject: Subject) -> None:
     if problem:
         what = f"the step does not follow the learning rate: {problem}"
         raise Failed(Outcome.WRONG_OUTPUT, what)
-    if telemetry.dynamo_facts()["graphs"] > before:
+    if telemetry.dynamo_facts()["graphs"] > graphs:
         subject.note(_recompiles_for(side.optimizers[0]))
 
 
@@ -537,37 +558,43 @@ def _from_eagers_state(
     index: int,
     when: str,
     in_place: bool = False,
-) -> tuple[View, View]:
-    """Compare a call from the state that eager has kept; returns both views."""
+) -> tuple[View, View, Made]:
+    """Compare a call from the state that eager has kept; returns both views, and what it made."""
     want, side = reference.view(index), subject.side
     side.begin_anew(reference.eager)
     got = side.view(reference.call(side, index, in_place))
+    made = Made.by(side)  # now, since eager may be run to find out what is rounding
     _demand(reference, subject, got, want, when, index)
-    return want, got
+    return want, got, made
 
 
 def _demand_step(
     reference: Reference,
     subject: Subject,
-    eager: Side,
+    begin: Callable[[], Side],
+    made: Made,
     when: str,
-    again: Callable[[], Side],
+    before: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Check what the optimizer made of its gradients.
 
-    ``eager`` has the state before the step, and ``again`` gives a side that has it once more.
+    ``begin`` gives an eager side in the state before the step, and ``before`` its parameters.
     """
-    if problem := _step_problem(reference, subject, eager, again):
+    if problem := _step_problem(reference, subject, begin, made, before):
         raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
 
 def _step_problem(
-    reference: Reference, subject: Subject, eager: Side, again: Callable[[], Side]
+    reference: Reference,
+    subject: Subject,
+    begin: Callable[[], Side],
+    made: Made,
+    before: Mapping[str, torch.Tensor] | None = None,
 ) -> str | None:
     def tries(gradients: Gradients) -> Iterator[Side]:
         for number in range(TRIES[-1]):
             try:
-                side = again()
+                side = begin()
                 with RoundOtherwise(reference.seed + number):
                     step_with(side, gradients)
             except Exception as error:
@@ -575,7 +602,7 @@ def _step_problem(
                 return
             yield side
 
-    return step_problem(eager, subject.side, tries)
+    return step_problem(begin, made, tries, before)
 
 
 def _demand_kept(
