@@ -53,11 +53,9 @@ def tune(target, backends, run, executor):
     for race in (1, 2, 3):  # each in a process of its own, since processes differ
         decided = decision.decide_all(run.read()[0])[SIZE]
         best = [candidate.record for candidate in decision.finalists(decided)]
+        known = {"is_warm": True, "checks": Checks.FIRST}  # the first trials made all
         sides = [
-            # Their first trials have made all checks.
-            Side(
-                r.config, r.number, str(factory.cache_of(r.number)), True, Checks.FIRST
-            )
+            Side(r.config, r.number, str(factory.cache_of(r.number)), **known)
             for r in best
         ]
         limits = TimingLimits.exactly(rounds=24, max_s=3.0)
