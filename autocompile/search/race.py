@@ -346,6 +346,6 @@ def _later_s(c: Candidate) -> float:
     if c.is_verified:
         return 0.0
     record = c.record
-    compiles = record.draws_otherwise or record.config.bakes_weights
-    compile_s = record.step_s.get("compile", 0.0) if compiles else 0.0
+    bakes = record.config.bakes_weights
+    compile_s = record.step_s.get("compile", 0.0) if bakes else 0.0
     return compile_s + record.step_s.get("verify", 0.0)

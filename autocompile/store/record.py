@@ -180,8 +180,6 @@ class Record(TaskResult):
     answered: bool = False  # not tried, since other trials told how it ends
     # Which checks it has passed. Older versions made all of them in the first trial.
     checks: Checks = Checks.ALL
-    # whether its random numbers are not eager's, so that a later check compiles it once more
-    draws_otherwise: bool = False
     # whether new weights change what the compiled side computes
     weights_live: bool | None = None
     reference_s: float | None = None  # of the reference workload

@@ -60,10 +60,10 @@ def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object
         with reference.comparable_random_numbers(side):
             subject = checks.Subject(side, reference.call(side, 0), [])
             checks.first_calls(reference, subject)
-            if not reference.draws_otherwise(side):
+            if not subject.draws_otherwise:
                 off = distances(reference, side)
             checks.last_call(reference, subject)
-        checks.eagers_draws(reference, subject)
+            checks.draws(reference, subject)
     except Failed as failed:
         said = f"{failed.outcome.value}: {failed}"
     movement = reference.moved(1, TRIES[-1])

@@ -55,6 +55,7 @@ class Side:
         remade: how often :meth:`remake` was called.
         turns: with the other sides of the process, if they give back memory for one another.
         gives_back: whether it can give back the memory of what calls change (:meth:`release`).
+        left: the states of torch's generators after the last call that was compared.
     """
 
     gives_back = False
@@ -81,6 +82,7 @@ class Side:
         self.remade = 0
         self.turns: Turns | None = None
         self._lent: list[Any] = []
+        self.left: list[bytes] = []
 
     # What families differ in -----------------------------------------------------------------------
 

@@ -233,14 +233,18 @@ def _has_storage(x: torch.Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested and x.numel() > 0
 
 
-def random_states() -> list[bytes]:
-    """States of all generators that a model may draw from."""
+def generator_states() -> list[bytes]:
+    """States of torch's own generators; on a GPU the seed and how many numbers were drawn."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
-    of_torch = [state.numpy().tobytes() for state in states]
+    return [state.numpy().tobytes() for state in states]
+
+
+def random_states() -> list[bytes]:
+    """States of all generators that a model may draw from."""
     others = [random.getstate(), np.random.get_state()]
-    return [*of_torch, *(repr(state).encode() for state in others)]
+    return [*generator_states(), *(repr(state).encode() for state in others)]
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:

@@ -1,7 +1,7 @@
 """The later checks: those that take a compile or many calls, asked of what may be an answer.
 
 They come after the timing, in a process that times the setting anyway: what they compile is no part
-of what is timed, and the last of them resets Dynamo.
+of what is timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from autocompile.trial.tasks.session import Entrant, Session
 from autocompile.trial.verify.side_checks import at_a_size_between as check_at_size
 from autocompile.trial.verify.side_checks import (
     draws,
-    eagers_draws,
     new_weights,
     schedule,
     weights,
@@ -34,18 +33,13 @@ def check_later(session: Session) -> None:
     if not asked:
         return
     session.channel.step(Step.VERIFY)
-    # The second compiles everything anew, so that it follows the others of all sides.
-    for check in (_check_by_calls, _check_as_eager_draws):
-        for entrant in asked:
-            if not entrant.has_ended:
-                with session.turn(entrant.record), session.apart(entrant.record):
-                    check(session, entrant)
     for entrant in asked:
-        if not entrant.has_ended:
+        with session.turn(entrant.record), session.apart(entrant.record):
+            _check(session, entrant)
             entrant.record.checks = Checks.ALL
 
 
-def _check_by_calls(session: Session, entrant: Entrant) -> None:
+def _check(session: Session, entrant: Entrant) -> None:
     """Own random numbers, new weights, another learning rate and sizes between."""
     reference, subject = session.reference, entrant.subject
     subject.notes = entrant.record.notes  # those of a race's first calls repeat others
@@ -57,10 +51,6 @@ def _check_by_calls(session: Session, entrant: Entrant) -> None:
         with reference.comparable_random_numbers(subject.side):
             _unless_it_fails(session, entrant, _check_schedule)
             _unless_it_fails(session, entrant, _check_between)
-
-
-def _check_as_eager_draws(session: Session, entrant: Entrant) -> None:
-    eagers_draws(session.reference, entrant.subject)
 
 
 def _unless_it_fails(

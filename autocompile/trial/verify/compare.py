@@ -133,7 +133,7 @@ class Movement:
             if is_real(first):
                 far = apart(first, second)
                 moved.add(far.squares, far.error)
-                if path.startswith(_GRADIENTS):
+                if of_gradient(path):
                     gradients.append(far.squares)
             elif first.numel():
                 change = (first.double() - second.double().to(first.device)).abs()
@@ -210,7 +210,7 @@ class _Leaf:
 
     @property
     def is_gradient(self) -> bool:
-        return self.path.startswith(_GRADIENTS)
+        return of_gradient(self.path)
 
     def misses(self) -> torch.Tensor:
         """By how much the plain tolerance is exceeded in the worst slice, on the device."""
@@ -309,7 +309,7 @@ def _real_leaves(pairs: list[_Pair], asked: float | None) -> list[_Leaf]:
         if first is None or second is None or not is_real(first):
             continue
         words = "" if want is first else f"{got!r} instead of {want!r}"
-        usual, far = _tolerance(path, first, asked), apart(first, second)
+        usual, far = tolerance_of(path, first, asked), apart(first, second)
         leaves.append(_Leaf(path, first, second, usual, far, words))
     floors = _floors({leaf.path: leaf.far for leaf in leaves})
     return [replace(leaf, floor=floors.get(leaf.path, 0.0)) for leaf in leaves]
@@ -462,7 +462,7 @@ def _other_infinities(leaf: _Leaf) -> str | None:
     return f"{leaf.path} {words} {strange} elements"
 
 
-def _tolerance(path: str, want: torch.Tensor, asked: float | None) -> float:
+def tolerance_of(path: str, want: torch.Tensor, asked: float | None) -> float:
     """The relative tolerance of one leaf."""
     usual = _TOLERANCE.get(as_real(want).dtype, _FLOAT32)
     if asked is None:
@@ -472,9 +472,9 @@ def _tolerance(path: str, want: torch.Tensor, asked: float | None) -> float:
 
 def _floors(leaves: Mapping[str, Apart]) -> dict[str, float]:
     """By path, the error of a gradient or of a running mean below which it is rounding."""
-    names = [p for p in leaves if p.startswith(_GRADIENTS) or p.endswith(_VARIANCE)]
+    names = [p for p in leaves if of_gradient(p) or p.endswith(_VARIANCE)]
     sizes = dict(zip(names, numbers([leaves[p].size[0] for p in names]), strict=True))
-    gradients = [path for path in names if path.startswith(_GRADIENTS)]
+    gradients = [path for path in names if of_gradient(path)]
     most = _NOISE * max((sizes[path] for path in gradients), default=0.0)
     floors = dict.fromkeys(gradients, most)
     for path in names:
@@ -482,6 +482,11 @@ def _floors(leaves: Mapping[str, Apart]) -> dict[str, float]:
             mean = path.replace(_VARIANCE, _MEAN)
             floors[mean] = _NOISE * math.sqrt(sizes[path])
     return floors
+
+
+def of_gradient(path: str) -> bool:
+    """Whether a leaf of a view is a gradient, or what a step made of one."""
+    return path.startswith(_GRADIENTS)
 
 
 def is_real(x: Any) -> bool:
@@ -553,9 +558,7 @@ def relative_differences(first: View, second: View) -> dict[str, float]:
     for path, error, size in zip(real, rows[::2], rows[1::2], strict=True):
         scale = max(size, floors.get(path, 0.0))
         errors[path] = error / scale if scale else error
-    gradients = [
-        far.squares for path, far in real.items() if path.startswith(_GRADIENTS)
-    ]
+    gradients = [far.squares for path, far in real.items() if of_gradient(path)]
     if gradients:
         apart_, first_, _ = _sum(gradients).tolist()
         errors[ALL] = math.sqrt(apart_ / first_) if first_ else math.sqrt(apart_)

@@ -18,6 +18,9 @@ View = Mapping[str, Any]
 call may change: ``inputs`` and ``buffers``."""
 
 
+CHANGES = ("gradients", "updates")  # parts of a view that are as large as the model
+
+
 def copy_view(view: View) -> View:
     """A copy that later calls cannot overwrite."""
     made: View = copy_tree(dict(view))

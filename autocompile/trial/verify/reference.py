@@ -21,10 +21,15 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import STEP, TRAIN_STEP, phase_of
 from autocompile.trial.model.calls import Calls, Sample, each_call
 from autocompile.trial.model.sides import Side, Turns, make_side
-from autocompile.trial.model.state import State, perturb, random_states
+from autocompile.trial.model.state import (
+    State,
+    generator_states,
+    perturb,
+    random_states,
+)
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.values import copies, copy_inputs, rewritten
-from autocompile.trial.verify import compared
+from autocompile.trial.verify import compared, draws
 from autocompile.trial.verify.compare import (
     TRIES,
     Movement,
@@ -33,8 +38,10 @@ from autocompile.trial.verify.compare import (
     mismatch_scale,
     relative_differences,
 )
+from autocompile.trial.verify.draws import EagersDraws
 from autocompile.trial.verify.layout import Layout, layout_of
 from autocompile.trial.verify.outputs import (
+    CHANGES,
     LastResults,
     View,
     copy_view,
@@ -56,7 +63,6 @@ FIRST_CALLS = 3
 _AGAIN = 8
 # Of the length of all gradients: where rounding moves them by more, only their lengths say much.
 _MOST_ROUNDING = 0.5
-CHANGES = ("gradients", "updates")  # parts of a view that are as large as the model
 
 
 class Reference:
@@ -106,6 +112,8 @@ class Reference:
             self.batches = compared.periods(self, notes)
         self.overwrites: set[str] = set()
         self._has_nan = False
+        # By call: states of torch's generators after it.
+        self._left: dict[int, list[bytes]] = {}
         self.eager = self.another_side(precision)
         self.expected = self._observe(self.eager)
         self.check = target.check if "outputs" in self.expected[0] else None
@@ -120,6 +128,7 @@ class Reference:
             self._demand_that_check_accepts(first, second)
             del first, second  # their gradients are as large as the model
         self.is_random = self._depends_on_seed()
+        self._eagers_draws: EagersDraws | None = None
         self._movements: dict[int, Movement] = {}  # by call
         self._late_noise = 0.0  # seen after the beginning, and not said yet
         self._why_unknown = ""
@@ -162,7 +171,9 @@ class Reference:
         if self.compares_updates:
             side.before = copies([*side.parameters.values()])
         seed_everything(self.seed + index)
-        return side.run()
+        output = side.run()
+        side.left = generator_states()
+        return output
 
     def first_views(
         self, side: Side, output: Any
@@ -346,16 +357,31 @@ class Reference:
 
     # Random numbers --------------------------------------------------------------------------------
 
-    def draws_otherwise(self, side: Side) -> bool:
-        """Whether a side's values depend on random numbers that differ from eager's."""
+    def draws_by_itself(self, side: Side) -> bool:
+        """Whether a side draws by a generator of its own: Inductor's kernels do, by seeds."""
         is_inductors = side.config.entry.by_inductor
         return self.is_random and is_inductors and not _inductor().fallback_random
+
+    def may_have_drawn_otherwise(self, side: Side, index: int) -> bool:
+        """Whether a side has drawn other random numbers than eager in ``index``, its last call.
+
+        By a generator of its own, or it has left torch's elsewhere than eager does. What leaves
+        them where eager does has drawn the same numbers, and has to make the same of them.
+        """
+        if not self.is_random or self.draws_by_itself(side):
+            return self.is_random
+        return side.left != self._left.get(index, side.left)
+
+    def eagers_draws(self) -> EagersDraws:
+        """What eager gives over several seeds, which is found once."""
+        self._eagers_draws = self._eagers_draws or draws.eagers_draws(self)
+        return self._eagers_draws
 
     def comparable_random_numbers(
         self, side: Side
     ) -> contextlib.AbstractContextManager[Any]:
-        """Context in which a side without its own draws draws eager's random numbers."""
-        asks = self.is_random and not self.draws_otherwise(side)
+        """Context in which a side that may draw eager's random numbers draws these."""
+        asks = self.is_random and not self.draws_by_itself(side)
         return drawing_as_eager() if asks else contextlib.nullcontext()
 
     def _depends_on_seed(self) -> bool:
@@ -366,12 +392,20 @@ class Reference:
         self.kept()
         if not drawn:
             return False
-        views = self.from_kept(self.eager, 0), self.view(2)
-        scale = mismatch_scale(*views)
+        first, period = self.from_kept(self.eager), len(self.batches)
+        # Few draws, as of stochastic depth, may be the same for some seeds.
+        others = (self.view(period * n) for n in range(1, draws.SEEDS + 1))
+        least = max(1e-6, 10 * self.most_noise)
+        found = any(mismatch_scale(first, view) > least for view in others)
         self.kept()
-        return scale > max(1e-6, 10 * self.most_noise)
+        return found
 
     # What is known of eager ------------------------------------------------------------------------
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The parts of a view that are not compared, since the user's ``check`` judges them."""
+        return ("outputs",) if self.check else ()
 
     @property
     def most_noise(self) -> float:
@@ -404,6 +438,7 @@ class Reference:
         views: list[View] = []
         for index, view, lost in self.first_views(side, self.call(side, 0)):
             self.overwrites.update(lost)
+            self._left[index] = side.left
             if not index:
                 self.layout: Layout = layout_of(view)
             # Of later steps nothing is compared: they are made again from the kept state.
@@ -455,8 +490,8 @@ class Reference:
             yield "eager's output holds NaN; compiled may hold it in the same places"
         if self.is_random:
             yield (
-                "this phase draws random numbers: it is compared with eager under Inductor's "
-                "fallback_random, which draws the same numbers"
+                "this phase draws random numbers: what draws others than eager is compared by how "
+                "its results are distributed, and by whether its gradients are the slope of its loss"
             )
 
 
@@ -469,6 +504,7 @@ class Subject:
         notes: gets sentences for the user.
         accepted: error by path that counts as none: eager's noise, or that of the first calls.
         is_judged_finely: by what rounding moves, wherever it is off by more than the tolerance.
+        draws_otherwise: in a call its results were not eager's, and other random numbers may be why.
     """
 
     side: Side
@@ -476,6 +512,7 @@ class Subject:
     notes: list[str]
     accepted: dict[str, float] = field(default_factory=dict)
     is_judged_finely: bool = True
+    draws_otherwise: bool = False
     _repeats: View = field(default_factory=dict)  # with draws of its own, for one seed
 
     def restless(self) -> set[str]:

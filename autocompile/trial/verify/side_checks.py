@@ -14,19 +14,19 @@ The first checks, of every setting:
 The later checks, which take a compile or many calls, of each setting that may be an answer:
 
 - the same as above with what rounding really moves, for which eager mode runs 4 to 16 times;
-- ``draws``: a side's own random numbers differ with the seed, and what no draw touches is eager's;
+- ``draws``: a side's own random numbers differ with the seed and are distributed as eager's, what
+  no draw touches is eager's, and gradients are the slope of the loss (``draws.py``);
 - ``weights``, or ``new_weights`` of a side that holds them as constants: new weights, set in place
   and by ``load_state_dict``: the output has to follow them;
 - ``schedule``: another learning rate;
-- ``at_a_size_between``: a size between those of the calls of a workload;
-- ``eagers_draws``: the setting is compiled once more to draw eager's random numbers.
+- ``at_a_size_between``: a size between those of the calls of a workload.
 
 Each raises :class:`Failed` where a side is wrong. A difference of values is wrong where it is more
 than rounding (``compare.py``).
 
-What is not covered: other shapes, errors that appear after more calls, whether random numbers have
-the right distribution, gradients of inputs, state of an optimizer that no step of the check uses,
-and an error as small as eager's own noise or rounding.
+What is not covered: other shapes, errors that appear after more calls, gradients of inputs, state of
+an optimizer that no step of the check uses, and an error as small as eager's own noise, rounding or,
+of a side that draws otherwise, what chance explains.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ from autocompile.trial.verify.compare import (
     mismatch_scale,
     relative_differences,
 )
+from autocompile.trial.verify.draws import (
+    distribution_problem,
+    draws_of,
+    slope_problem,
+)
 from autocompile.trial.verify.layout import (
     layout_of,
     memory_that_is_shared,
@@ -71,18 +76,13 @@ from autocompile.trial.verify.optimizer import (
 )
 from autocompile.trial.verify.outputs import LastResults, View, copy_view, without
 from autocompile.trial.verify.reference import (
-    CHANGES,
     MOST_NOISE,
     Reference,
     Subject,
-    drawing_as_eager,
     note_unknown,
 )
 from autocompile.trial.verify.rounding import RoundOtherwise
 
-# Seeds that are tried: few draws, as of stochastic depth, may be the same for some.
-_SEEDS = 20
-_MOST_S = 10.0  # for all of them
 # Where draws follow the seed, one of so many repeats agrees, also on a GPU whose kernels add up in
 # any order.
 _REPEATS = 3
@@ -113,38 +113,34 @@ def first_calls(reference: Reference, subject: Subject) -> None:
         if not index:
             _demand_layout(reference, subject, got)
         want = reference.expected[index]
-        if reference.draws_otherwise(side):
-            _demand_kinds(reference, want, got, when)
-            continue
-        _demand(reference, subject, got, want, when, index)
-        subject.accepted = largest(subject.accepted, relative_differences(want, got))
+        may_draw = reference.may_have_drawn_otherwise(side, index)
+        _demand_at_first(reference, subject, got, want, when, index, may_draw)
 
 
 def _first_steps(reference: Reference, subject: Subject) -> None:
     """Compare the first steps: passes from one state, and steps with the same gradients."""
-    side, is_comparable = subject.side, not reference.draws_otherwise(subject.side)
+    side = subject.side
     view = side.view(subject.first)
     _demand_layout(reference, subject, view)
     last, first = LastResults(view), copy_view(view)
     del view
+    may_draw = reference.may_have_drawn_otherwise(side, 0)
     lost, problem = _second_step(reference, subject, last, first)
     want = reference.first_view()
-    if is_comparable:
-        _demand(reference, subject, first, want, "call 1", 0)
-        subject.accepted = largest(subject.accepted, relative_differences(want, first))
-    else:
-        _demand_kinds(reference, want, first, "call 1")
+    _demand_at_first(reference, subject, first, want, "call 1", 0, may_draw)
     del want, first
     # Now, since wrong gradients say more than what an optimizer makes of them.
     if problem:
         raise problem
     _demand_kept(reference, subject, lost, "call 2")
     last_index = max(2, len(reference.batches) - 1)
-    for index in range(1, last_index + 1) if is_comparable else ():
-        want, got, made = _from_eagers_state(
-            reference, subject, index, f"call {index + 2}"
-        )
-        subject.accepted = largest(subject.accepted, relative_differences(want, got))
+    for index in range(1, last_index + 1):
+        if subject.draws_otherwise:
+            break
+        want, got, made = _from_eagers_state(reference, side, index)
+        may_draw = reference.may_have_drawn_otherwise(side, index)
+        when = f"call {index + 2}"
+        _demand_at_first(reference, subject, got, want, when, index, may_draw)
         del want, got, made  # each is as large as the model
     reference.kept()
 
@@ -195,7 +191,7 @@ def _kept(gradients: Gradients, copied: Gradients) -> Gradients:
 
 def repeated_draws(reference: Reference, subject: Subject) -> None:
     """Check that a side's own draws are the same for the same seed."""
-    if reference.draws_otherwise(subject.side):
+    if subject.draws_otherwise:
         _demand_repeats(reference, subject, "when the same seed is set again")
 
 
@@ -210,33 +206,28 @@ def whole_pass(reference: Reference, subject: Subject) -> None:
 
 
 def draws(reference: Reference, subject: Subject) -> None:
-    """Check that own draws differ with another seed, and that the rest equals eager's."""
-    side = subject.side
-    if not reference.draws_otherwise(side):
+    """Check that what a side draws otherwise is distributed as eager's; the rest equals eager's."""
+    if not subject.draws_otherwise:
         return
-    began = time.monotonic()
-    want = without(reference.from_kept(reference.eager), *CHANGES)
-    got = without(reference.from_kept(side), *CHANGES)
-    restless, differ, follows = set[str](), 0, False
-    for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
-        if time.monotonic() - began > _MOST_S:
-            break
-        ours = relative_differences(
-            want, without(reference.from_kept(reference.eager, call), *CHANGES)
-        )
-        theirs = relative_differences(
-            got, without(reference.from_kept(side, call), *CHANGES)
-        )
-        restless |= {path for path, apart in ours.items() if apart}
-        differ += any(ours.values())
-        follows = follows or any(theirs.values())
-    else:
-        if not follows and differ > _SEEDS / 2:
-            what = "its results are the same whatever the seed, where eager's differ"
-            raise Failed(Outcome.WRONG_OUTPUT, f"{what} (random numbers)")
-        when = "but for random numbers"
-        _demand(reference, subject, got, want, when, None, restless)
-    reference.eager.restore()
+    subject._repeats = {}  # as large as the model
+    side, eager = subject.side, reference.eagers_draws()
+    own = draws_of(reference, side, eager.fixed, eager.draws)
+    problem = distribution_problem(reference, eager, own)
+    problem = problem or slope_problem(reference, eager, side)
+    reference.kept()
+    if problem:
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (random numbers)")
+    problem = compare(
+        eager.draws.first,
+        own.first,
+        noise=reference.noise,
+        moved=reference.rounding(0, subject.notes),
+        tolerance=reference.tolerance,
+        skip=reference.free,
+        restless=eager.draws.moved,
+    )
+    if problem:
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (but for random numbers)")
 
 
 def _demand_repeats(reference: Reference, subject: Subject, when: str) -> None:
@@ -263,7 +254,7 @@ def weights(reference: Reference, subject: Subject) -> bool | None:
     if reference.phase.steps:
         return None
     side, restless = subject.side, subject.restless()
-    draws_otherwise = reference.draws_otherwise(side)
+    draws_otherwise = subject.draws_otherwise
     before = reference.from_kept(reference.eager)
     own_before = reference.from_kept(side) if draws_otherwise else before
     with reference.with_other_weights() as state:
@@ -303,7 +294,7 @@ def new_weights(
         synchronize()
         took_s = time.perf_counter() - began
         is_visible = _is_visible(reference, subject, before, want)
-        if not is_visible or reference.draws_otherwise(side):
+        if not is_visible or subject.draws_otherwise:
             return None, took_s
         got = copy_view(side.view(output))
         _demand_live(reference, subject, got, want, before, "load_state_dict")
@@ -334,7 +325,7 @@ def _demand_live(
     what: str,
 ) -> None:
     """Raise ``stale_weights`` where a view is nearer to the old one than to that of new weights."""
-    index = None if reference.draws_otherwise(subject.side) else 0
+    index = None if subject.draws_otherwise else 0
     restless = subject.restless()
     # Without the user's tolerance, which may be too wide to tell old from new.
     moved = reference.rounding(index, subject.notes)
@@ -352,7 +343,7 @@ def _demand_live(
 def last_call(reference: Reference, subject: Subject) -> None:
     """Compare one call after the timing."""
     side, when = subject.side, "after the timing"
-    if reference.draws_otherwise(side):
+    if subject.draws_otherwise:
         _demand_repeats(reference, subject, when)
         side.begin_anew(reference.eager)
         got = side.view(reference.call(side, 1))
@@ -361,7 +352,9 @@ def last_call(reference: Reference, subject: Subject) -> None:
         # What keeps results by the address of an input gives an old one here.
         side.begin_anew(reference.eager)
         reference.call(side, 0)
-        got, made = _from_eagers_state(reference, subject, 1, when, in_place=True)[1:]
+        want, got, made = _from_eagers_state(reference, side, 1, in_place=True)
+        _demand(reference, subject, got, want, when, 1)
+        del want
     last = LastResults(got)
     del got
     if reference.phase.steps:
@@ -395,8 +388,9 @@ def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> No
         except Exception as error:
             subject.note(f"{size}, eager fails: {first_words(error)}")
             return
-        if not reference.draws_otherwise(side):
-            _from_eagers_state(reference, subject, 0, size)
+        if not subject.draws_otherwise:
+            want, got, _ = _from_eagers_state(reference, side, 0)
+            _demand(reference, subject, got, want, size, 0)
 
 
 def _why_unfit(reference: Reference, inputs: Any) -> str:
@@ -496,23 +490,26 @@ def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
             group["lr"] = rate
 
 
-def eagers_draws(reference: Reference, subject: Subject) -> None:
-    """Compile the setting again so that it draws like eager, and compare it with eager.
-
-    Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
-    """
-    if not reference.draws_otherwise(subject.side):
-        return
-    config = subject.side.config
-    telemetry.reset_dynamo(config.backend)
-    with drawing_as_eager():
-        side = reference.another_side(config)
-        twin = Subject(side, reference.call(side, 0), subject.notes)
-        first_calls(reference, twin)
-        weights(reference, twin)
-
-
 # What checks share --------------------------------------------------------------------------------
+
+
+def _problem(
+    reference: Reference,
+    want: View,
+    got: View,
+    moved: Moving,
+    restless: Collection[str] = (),
+) -> str | None:
+    """What is wrong with a view, whose outputs the user's ``check`` may judge; or None."""
+    return reference.refusal(want, got) or compare(
+        want,
+        got,
+        noise=reference.noise,
+        moved=moved,
+        tolerance=reference.tolerance,
+        skip=reference.free,
+        restless=restless,
+    )
 
 
 def _demand(
@@ -525,47 +522,55 @@ def _demand(
     restless: Collection[str] = (),
 ) -> None:
     """Compare a view with eager's of the call ``index``; without one nothing is rounding."""
-
-    def problem(moved: Moving) -> str | None:
-        return compare(
-            want,
-            got,
-            noise=reference.noise,
-            moved=moved,
-            tolerance=reference.tolerance,
-            skip=("outputs",) if reference.check else (),
-            restless=restless,
-        )
-
-    words = reference.refusal(want, got)
+    is_rough = not subject.is_judged_finely
     # What rounding moves takes many calls: what is near enough without it has to wait.
-    if not words and (subject.is_judged_finely or problem(lambda tries: None)):
-        words = problem(reference.rounding(index, subject.notes))
-    if words:
-        raise Failed(Outcome.WRONG_OUTPUT, f"{words} ({when})")
-
-
-def _demand_kinds(reference: Reference, want: View, got: View, when: str) -> None:
-    """Check what holds whatever random numbers were drawn."""
-    free = ("outputs",) if reference.check else ()
-    if problem := kind_problem(without(want, *free), without(got, *free)):
+    if is_rough and not _problem(reference, want, got, _unknown, restless):
+        return
+    moved = reference.rounding(index, subject.notes)
+    if problem := _problem(reference, want, got, moved, restless):
         raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
 
-def _from_eagers_state(
+def _demand_at_first(
     reference: Reference,
     subject: Subject,
-    index: int,
+    got: View,
+    want: View,
     when: str,
-    in_place: bool = False,
+    index: int,
+    may_draw: bool,
+) -> None:
+    """Compare one of the first calls, whose error counts as none later on.
+
+    Here it shows whether a side draws otherwise than eager, if it may have (``may_draw``); then only
+    its form is compared.
+    """
+    if may_draw and not subject.draws_otherwise:
+        moved = reference.rounding(index, subject.notes)
+        subject.draws_otherwise = any(
+            _problem(reference, want, got, each) for each in (_unknown, moved)
+        )
+    if not subject.draws_otherwise:
+        _demand(reference, subject, got, want, when, index)
+        subject.accepted = largest(subject.accepted, relative_differences(want, got))
+        return
+    form = without(want, *reference.free), without(got, *reference.free)
+    if problem := kind_problem(*form):
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+
+def _unknown(tries: int) -> None:
+    """In place of what rounding moves: only what is far off is wrong."""
+
+
+def _from_eagers_state(
+    reference: Reference, side: Side, index: int, in_place: bool = False
 ) -> tuple[View, View, Made]:
-    """Compare a call from the state that eager has kept; returns both views, and what it made."""
-    want, side = reference.view(index), subject.side
+    """Eager's view of a call from the state that it has kept, the side's, and what it made."""
+    want = reference.view(index)
     side.begin_anew(reference.eager)
     got = side.view(reference.call(side, index, in_place))
-    made = Made.by(side)  # now, since eager may be run to find out what is rounding
-    _demand(reference, subject, got, want, when, index)
-    return want, got, made
+    return want, got, Made.by(side)
 
 
 def _demand_step(

@@ -23,7 +23,6 @@ from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.verify.reference import Reference, Subject
 from autocompile.trial.verify.side_checks import (
     draws,
-    eagers_draws,
     first_calls,
     last_call,
     repeated_draws,
@@ -71,6 +70,7 @@ class Verdict:
     notes: list[str]
     live: bool | None
     graphs: int
+    draws_otherwise: bool
 
 
 def judged(
@@ -110,8 +110,7 @@ def judged(
         draws(reference, subject)
         live = weights(reference, subject)
     graphs = telemetry.dynamo_facts()["graphs"]
-    eagers_draws(reference, subject)
-    return Verdict(notes, live, graphs)
+    return Verdict(notes, live, graphs, subject.draws_otherwise)
 
 
 def called(reference: Reference, side: Side, notes: list[str] | None = None) -> Subject:
