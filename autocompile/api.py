@@ -381,6 +381,7 @@ def _study(
         checks=Checks.FIRST if request.only is None else Checks.ALL,
         trials=request.trials,
         compared=request.compared,
+        parameters=target.get("parameters") or 0,
         calls_per_update=lambda phase, size: calls_between_updates(
             phase, request, target, size
         ),

@@ -173,10 +173,9 @@ class ScriptedExecutor:
         request = {**asked.to_dict(), "kind": kind_of(asked)}
         if isinstance(asked, ProbeRequest):
             ending = self._probe
-        elif isinstance(asked, TrialRequest) and asked.is_race:
-            ending = self._race(request)
         elif isinstance(asked, TrialRequest):
-            ending = self._trial(request)
+            is_first = not asked.is_race and len(asked.sides) == 1
+            ending = self._trial(request) if is_first else self._several(request)
         else:
             self.requests.append(request)
             ending = self._script(request)
@@ -192,16 +191,19 @@ class ScriptedExecutor:
         payload = {**ending.payload, "checks": side["checks"]}
         return replace(ending, payload={"sides": [payload]})
 
-    def _race(self, request: Mapping[str, Any]) -> Ending:
-        """Run the script for each side of a race, one after the other."""
+    def _several(self, request: Mapping[str, Any]) -> Ending:
+        """Run the script for each side, of a race or of a search, one after the other."""
         sides, wall_s = [], 0.0
         for side in request["sides"]:
-            own = {**request, "config": side["config"], "repeats": side["repeats"]}
-            if request["kind"] == "race":
+            own = {**request, "config": side["config"]}
+            number = side["number"]
+            if side["repeats"] is not None:
+                own["repeats"] = number = side["repeats"]
+            if request["kind"] != "exported":
                 self.requests.append(own)
             ending = self._script(own)
             wall_s += ending.wall_s
-            said = {"number": side["repeats"], "outcome": ending.outcome.value}
+            said = {"number": number, "outcome": ending.outcome.value}
             said |= {"step": ending.step.value, "message": ending.message}
             said |= {"checks": side["checks"]}
             sides.append({**ending.payload, **said})

@@ -103,10 +103,16 @@ def test_a_race_plays_the_recorded_sets_in_turn() -> None:
 
 def test_jobs_run_side_by_side_by_the_clock() -> None:
     alone, beside = (
-        replay(table(1, 4, 16), slots=slots, effort="full").report.wall_s
-        for slots in (1, 3)
+        replay(table(1, 4, 16), slots=slots, effort="full") for slots in (1, 3)
     )
-    assert beside < 0.7 * alone
+    # Eager mode and plain torch.compile() of the first batch size have the machine to themselves.
+    may_overlap = [
+        r.wall_s
+        for r in alone.trials
+        if r.role == "search" and not r.config.is_eager and r.wall_s
+    ]
+    saved_s = alone.report.wall_s - beside.report.wall_s
+    assert saved_s > 0.5 * (sum(may_overlap) - max(may_overlap))
 
 
 def test_a_run_without_a_trial_says_so(

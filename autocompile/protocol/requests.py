@@ -87,6 +87,7 @@ class Side:
 
     config: CompileConfig
     repeats: int | None = None  # the trial that found it; None: this is its first trial
+    number: int | None = None  # of its first trial; None: that of the process
     cache: str | None = None  # folder of its compiler cache; None: that of the process
     is_warm: bool = False  # whether its code is in the cache
     # what it is asked: of what has passed all, only what a process may still fail
@@ -112,9 +113,11 @@ class Request:
 class TrialRequest(Request):
     """Verify settings and time them beside eager mode: one in a search, several in a race.
 
+    What compiles nothing may share the process of its first trial.
+
     Raises:
         ValueError: no side; sides of different precisions, which no one reference can judge; or
-            first trials of several sides, whose compiles are counted for the whole process.
+            first trials of several that compile, which is counted for the whole process.
     """
 
     kind = "trial"
@@ -129,8 +132,9 @@ class TrialRequest(Request):
     def __post_init__(self) -> None:
         if not self.sides:
             raise ValueError("a trial has no side")
-        if not self.is_race and len(self.sides) > 1:
-            raise ValueError("a first trial has one side only")
+        compiles = any(not side.config.is_eager for side in self.sides)
+        if not self.is_race and len(self.sides) > 1 and compiles:
+            raise ValueError("a first trial that compiles has one side only")
         if len({side.config.eager_reference for side in self.sides}) > 1:
             raise ValueError("the sides of a trial have different precisions")
 
@@ -145,8 +149,9 @@ class TrialRequest(Request):
         return any(side.exported is not None for side in self.sides)
 
     def number_of(self, side: Side) -> int:
-        """The trial that a side stands for: the one that found it, or this one."""
-        return self.number if side.repeats is None else side.repeats
+        """The trial that a side stands for: the one that found it, or its first."""
+        given = side.number if side.repeats is None else side.repeats
+        return self.number if given is None else given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,20 @@ class OptunaStudy:
         """
         return self.sampler.seconds_to_compare(self._memory, elapsed_s)
 
+    def ask_beside(self, setting: Setting, left: Left) -> list[Setting]:
+        """What may share the process of a setting in eager mode, which is about to begin."""
+        found = []
+        for i in self.sampler.beside(self._memory, setting, left):
+            self._memory.enqueue_trial({}, user_attrs={MAY_BE: [i]})
+            trial = self._memory.ask(dict(self.sampler.distributions))
+            found.append(self.sampler.setting(trial.params))
+            self._open[found[-1]] = trial
+        return found
+
+    def drop(self, setting: Setting) -> None:
+        """Take back that a setting is tried: it has no result."""
+        self._memory.tell(self._open.pop(setting), state=TrialState.FAIL)
+
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""
         row, trial = self._row(record), self._open.pop(Setting.of(record))

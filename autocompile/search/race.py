@@ -30,7 +30,7 @@ from autocompile.protocol.requests import (
 from autocompile.search.jobs import Jobs
 from autocompile.search.records import records_of
 from autocompile.search.study import Study
-from autocompile.settings.config import EAGER, Cell
+from autocompile.settings.config import Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Checks, Outcome, Record
 
 LIMITS = TimingLimits.exactly(rounds=24, max_s=3.0)  # of each set
@@ -243,11 +243,7 @@ class Race:
         alone = [
             c
             for c in runners
-            if c.record.config.process
-            or c.record.config.entry.changes_process
-            or c.record.config.eager_reference != EAGER
-            or c.record.config.environment != "default"
-            or c.record.number in self._alone
+            if c.record.config.needs_own_process or c.record.number in self._alone
         ]
         shared = [c for c in runners if c not in alone]
         return [*([shared] if shared else []), *([c] for c in alone)]
@@ -290,12 +286,12 @@ class Race:
         is_known = c.is_verified or exported is not None
         return Side(
             c.record.config,
-            number,
-            cache,
-            has_cache,
-            Checks.FIRST if is_known else Checks.ALL,
-            c.record.compile_s,
-            exported,
+            repeats=number,
+            cache=cache,
+            is_warm=has_cache,
+            checks=Checks.FIRST if is_known else Checks.ALL,
+            compile_s=c.record.compile_s,
+            exported=exported,
         )
 
     def _records(

@@ -79,9 +79,10 @@ def records_of(
 ) -> list[Record]:
     """The records of a trial's sides, of those that had their turn.
 
-    Of a setting's first trial there is one whatever happened: what ended the process ended it. A
-    side that is timed again gets one if it has ended by itself, or was at work when its process did:
-    what happens outside of all turns is nobody's. Its number is to be given.
+    Of a setting's first trial by itself there is one whatever happened: what ended the process
+    ended it. Of several each gets one if it has ended by itself, or was at work when its process
+    did: what happens outside of all turns is nobody's. The numbers of what is timed again are to be
+    given.
 
     Args:
         at_work: the trial that a side stands for that was at work when the process ended; another
@@ -93,7 +94,7 @@ def records_of(
         number = request.number_of(side)
         setting = Setting(side.config, request.batch_size, request.phase)
         own = sent.get(number, {})
-        if side.repeats is None:
+        if len(request.sides) == 1 and side.repeats is None:
             payload = of_only_side(ending.payload)
             whole = dataclasses.replace(ending, payload=payload)
             records.append(to_record(number, setting, whole))
@@ -103,8 +104,12 @@ def records_of(
         else:
             its = _ending_of(own, ending)
         if its is not None:
-            record = to_record(-1, setting, its)
-            record.role, record.repeats = "confirm", number
+            if side.repeats is None:
+                record = to_record(number, setting, its)
+                record.raced_in = request.number if number != request.number else None
+            else:
+                record = to_record(-1, setting, its)
+                record.role, record.repeats = "confirm", number
             records.append(record)
     for record in records:
         record.wall_s /= len(records)

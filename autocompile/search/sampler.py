@@ -284,6 +284,26 @@ class ListedSampler(BaseSampler):
         """
         raise NotImplementedError
 
+    def beside(
+        self, study: optuna.Study, setting: Setting, left: Left = UNLIMITED
+    ) -> list[int]:
+        """Positions of the settings that share the process of eager mode: what compiles nothing."""
+        if not setting.config.is_plain_eager or setting.config.needs_own_process:
+            return []
+        state = self.states(self.results(study))
+        fits = np.isin(state, PENDING) & self._is_worth_it(study, left)
+        ground = self._ground[self._position[setting]]
+        shares = self._is_eager & ~self._is_plain_eager & (self._ground == ground)
+        return [
+            int(i)
+            for i in np.flatnonzero(shares & fits)
+            if not self.settings[i].config.needs_own_process
+        ]
+
+    def _is_worth_it(self, study: optuna.Study, left: Left) -> Any:
+        """Which settings are worth any time: all, for what cannot tell."""
+        return np.ones(len(self.settings), bool)
+
     def left(self, study: optuna.Study) -> list[Setting]:
         """The settings that may still be tried."""
         state = self.states(self.results(study))
@@ -578,6 +598,12 @@ class PortfolioSampler(ListedSampler):
         is_left = np.isin(self.states(results), PENDING)
         is_worth_it = self._is_yardstick | (self.scores(results).gain >= _ENOUGH)
         return not (is_left & is_worth_it).any()
+
+    def _is_worth_it(self, study: optuna.Study, left: Left) -> Any:
+        """Without a limit every one has its turn."""
+        if not left.is_limited:
+            return super()._is_worth_it(study, left)
+        return self.scores(self.results(study)).gain >= _ENOUGH
 
     def scores(self, results: Results, left_s: float = math.inf) -> Scores:
         """What each setting is expected to gain, and that per second."""

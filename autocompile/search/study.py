@@ -5,8 +5,9 @@ All phases and batch sizes are one study. Failures are records; none of them sto
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -19,7 +20,7 @@ from autocompile.protocol.requests import Side, TimingLimits, TrialRequest
 from autocompile.search.deadlines import Deadlines
 from autocompile.search.jobs import Interrupts, Jobs
 from autocompile.search.optuna_study import OptunaStudy
-from autocompile.search.records import answer, records_of
+from autocompile.search.records import answer, records_of, to_record
 from autocompile.search.sampler import Left, ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR, Cell, Setting
 from autocompile.store.record import Checks, Outcome, Record
@@ -67,6 +68,7 @@ class Study:
     trials: int | None = None
     # Compiled settings of each phase that it tries at the least, if the run's end can be moved.
     compared: int = 0
+    parameters: int = 0  # of the model
     compile_is_limited: bool = False  # a limit leaves out what compiles for longer
     # of the accelerator; None on a CPU: each trial has a limit
     memory_bytes: int | None = None
@@ -74,7 +76,9 @@ class Study:
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
-        self._running: dict[int, Setting] = {}
+        # By job: more than one where settings share its process.
+        self._running: dict[int, tuple[Setting, ...]] = {}
+        self._alone: set[Setting] = set()  # has failed beside others
         self._asked: dict[int, TrialRequest] = {}  # of those running
         self._beside: dict[int, int] = {}  # most others that ran beside each
         self._races_s = 0.0
@@ -109,7 +113,8 @@ class Study:
                     jobs.start(job)
                 if not jobs.size:
                     return
-                self._save(self._concluded(*jobs.next()))
+                for record in self._concluded(*jobs.next()):
+                    self._save(record)
 
     def jobs(self, is_over: Callable[[], bool]) -> Jobs:
         """Runs the run's jobs until ``is_over``."""
@@ -161,7 +166,8 @@ class Study:
         """
         if self.deadlines.is_over():
             return True
-        if not self.sampler.baselines.isdisjoint(self._running.values()):
+        running = itertools.chain(*self._running.values())
+        if not self.sampler.baselines.isdisjoint(running):
             return False
         if self.compared and self._optuna.is_comparing(self._elapsed_s):
             return False
@@ -176,7 +182,11 @@ class Study:
     def _elapsed_s(self) -> dict[Setting, float]:
         """Seconds since each trial began that is running."""
         now_s = self.deadlines.spent_s
-        return {s: now_s - self._began_s[n] for n, s in self._running.items()}
+        return {
+            setting: now_s - self._began_s[number]
+            for number, settings in self._running.items()
+            for setting in settings
+        }
 
     @property
     def _left(self) -> Left:
@@ -203,14 +213,40 @@ class Study:
                 self._save(record)
                 continue
             self._processes += 1
-            self._running[number] = setting
+            settings = (setting, *self._others_beside(setting))
+            self._running[number] = settings
             self._began_s[number] = self.deadlines.spent_s
             for each in self._running:
                 others = len(self._running) - 1
                 self._beside[each] = max(self._beside.get(each, 0), others)
-            job = self._job(number, setting)
+            job = self._job(number, settings)
             self.progress.started(number, setting)
             yield job
+
+    def _others_beside(self, setting: Setting) -> list[Setting]:
+        """What shares the process of a setting: of eager mode all that compiles nothing."""
+        if setting in self._alone:
+            return []
+        found = self._optuna.ask_beside(setting, self._left)
+        fits = [each for each in found if each not in self._alone]
+        if self._most_sides is not None:
+            fits = fits[: max(0, self._most_sides - 1)]
+        for each in found:
+            if each not in fits:
+                self._optuna.drop(each)
+        return fits
+
+    @property
+    def _most_sides(self) -> int | None:
+        """How many settings may share a process; None: as many as there are.
+
+        Each holds weights, gradients and two moments in float32, and so do eager mode and what it
+        is compared with; half of the memory is left for the rest.
+        """
+        limit = self.memory_bytes or self.job_factory.memory_limit_bytes
+        if not limit or not self.parameters:
+            return None
+        return int(limit / 2 / (16 * self.parameters)) - 2
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
@@ -242,14 +278,19 @@ class Study:
 
     # From a setting to its trial and its record ---------------------------------------------------
 
-    def _job(self, number: int, setting: Setting) -> Job:
+    def _job(self, number: int, settings: Sequence[Setting]) -> Job:
+        setting = settings[0]
         config, worked = setting.config, self._worked(setting.cell)
+        numbers = [number, *(self.job_factory.next_number() for _ in settings[1:])]
         speeds = [r.measurement.speedup.value for r in worked if r.measurement]
         request = TrialRequest(
             header=self.job_factory.header,
             number=number,
             phase=setting.phase,
-            sides=(Side(config, checks=self.checks),),
+            sides=tuple(
+                Side(one.config, number=each, checks=self.checks)
+                for one, each in zip(settings, numbers, strict=True)
+            ),
             batch_size=setting.batch_size,
             limits=_EAGER
             if config.is_plain_eager
@@ -273,11 +314,27 @@ class Study:
         is_alone = setting in self.sampler.baselines and self.sampler.plain_alone
         return self.executor.compile_threads(is_alone)
 
-    def _concluded(self, number: int, ending: Ending) -> Record:
-        setting = self._running.pop(number)
-        (record,) = records_of(self._asked.pop(number), ending)
-        record.horizon = self.passes(setting.phase)
-        record.beside = self._beside.pop(number)
+    def _concluded(self, number: int, ending: Ending) -> Iterator[Record]:
+        """The records of a job; what failed beside others is still to be tried, by itself."""
+        settings, beside = self._running.pop(number), self._beside.pop(number)
+        records = records_of(self._asked.pop(number), ending)
+        ended = {Setting.of(record): record for record in records}
+        for setting in settings:
+            record = ended.get(setting)
+            if (len(settings) == 1 and record) or (record and record.ok):
+                yield self._completed(record, beside)
+            elif ending.outcome is not Outcome.INTERRUPTED:
+                self._alone.add(setting)
+                self._optuna.drop(setting)
+            elif setting is settings[0]:
+                yield self._completed(to_record(number, setting, ending), beside)
+            else:
+                self._optuna.drop(setting)
+
+    def _completed(self, record: Record, beside: int) -> Record:
+        """With what only the search knows of it."""
+        setting = Setting.of(record)
+        record.horizon, record.beside = self.passes(setting.phase), beside
         if record.compile_s is not None and not record.config.is_eager:
             record.compile_threads = self._threads(setting)
             if record.beside and (record.horizon or self.compile_is_limited):

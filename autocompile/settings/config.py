@@ -273,6 +273,20 @@ class CompileConfig:
         return frozenset(f"{self.backend} {name}".strip() for name in (coarse or {""}))
 
     @property
+    def needs_own_process(self) -> bool:
+        """Whether no other setting can run in its process.
+
+        It sets something for the whole process, or its backend does; or eager mode, which it is
+        compared with, is another one there.
+        """
+        return bool(
+            self.process
+            or self.entry.changes_process
+            or self.eager_reference != EAGER
+            or self.environment != "default"
+        )
+
+    @property
     def programs(self) -> int:
         """How many programs it compiles for one function, about: torch's own choice is two."""
         if self.dynamic is False:

@@ -150,7 +150,7 @@ class Record(TaskResult):
     role: str = "search"
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
-    raced_in: int | None = None  # of "confirm" the job whose process it shared
+    raced_in: int | None = None  # the job whose process it shared with others
     duplicate_of: int | None = None  # the trial whose result was reused
     measurement: Measurement | None = None
     # extra seconds of the first three calls; in races: warm cache

@@ -51,7 +51,7 @@ CONFIG = CompileConfig("inductor", options=(("max_autotune", True),), dynamic=Tr
 TUNED = Tuned(
     {"forward": (Choice(CONFIG, 4, {"value": 1.5, "low": 1.4, "high": 1.6}, 3),)}, {}
 )
-RACED = Side(CONFIG, 7, "cache/0007", is_warm=True)
+RACED = Side(CONFIG, repeats=7, cache="cache/0007", is_warm=True)
 EXPORTED = replace(RACED, exported=ExportedCode("model = model", TUNED))
 RACE: dict[str, Any] = {
     "phase": "forward",
@@ -112,7 +112,10 @@ def test_a_request_that_was_written_is_read_as_it_was(
         ),
         ({"sides": [{"config": 3}]}, "config is 3"),
         ({"sides": []}, "a trial has no side"),
-        ({"sides": [{"config": {}}, {"config": {}}]}, "a first trial has one side"),
+        (
+            {"sides": [{"config": {}}, {"config": {}}]},
+            "a first trial that compiles has one side only",
+        ),
         (
             {
                 "sides": [

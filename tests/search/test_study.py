@@ -121,6 +121,63 @@ def test_plain_compile_has_company_on_a_gpu_at_every_budget(
     assert compiled[1][1] == beside_next
 
 
+def convolutions() -> Ending:
+    """The probe of a model whose eager mode has another memory format, too."""
+    return probed(target=probed().payload["target"] | {"has_convolutions": True})
+
+
+def test_what_compiles_nothing_shares_a_process_with_eager_mode(target: Path) -> None:
+    executor = Recorder(script, convolutions())
+    result = tuned(target, executor, space=SearchSpace(batch_sizes=(4,)))
+    kinds = {
+        number: [CompileConfig.from_dict(side["config"]) for side in asked["sides"]]
+        for number, asked in executor.asked.items()
+        if asked["kind"] == "trial" and asked["sides"][0]["repeats"] is None
+    }
+    eager = CompileConfig("eager")
+    rows = dataclasses.replace(eager, memory_format="channels_last")
+    assert kinds[0] == [eager, rows]
+    assert not any(rows in each for number, each in kinds.items() if number)
+    first = [r for r in result.trials if r.role == "search" and r.config.is_eager]
+    assert [(r.config, r.ok, r.process) for r in first] == [
+        (eager, True, 0),
+        (rows, True, 0),
+    ]
+    assert len({r.number for r in result.trials}) == len(result.trials)
+
+
+def test_what_fails_beside_eager_mode_is_tried_again_by_itself(target: Path) -> None:
+    """Its failure may be the other's: it counts where it was alone."""
+
+    def work(request: Mapping[str, Any]) -> Ending:
+        is_rows = request["config"]["memory_format"] == "channels_last"
+        if is_rows and is_eager(request) and len(request["sides"]) > 1:
+            return failed("out_of_memory", "measure")
+        return script(request)
+
+    executor = Recorder(work, convolutions())
+    result = tuned(target, executor, space=SearchSpace(batch_sizes=(4,)))
+    rows = CompileConfig("eager", memory_format="channels_last")
+    (record,) = [r for r in result.trials if r.config == rows and r.role == "search"]
+    assert record.ok and record.process == record.number
+    asked = executor.asked[record.number]["sides"]
+    assert [side["config"]["memory_format"] for side in asked] == ["channels_last"]
+
+
+def test_a_model_that_fills_the_memory_shares_no_process(target: Path) -> None:
+    payload = convolutions().payload
+    large = payload["target"] | {"parameters": 2_000_000_000}
+    gpu = payload["environment"] | {"device": "cuda", "device_memory_bytes": 80e9}
+    executor = Recorder(script, probed(target=large, environment=gpu))
+    tuned(target, executor, space=SearchSpace(batch_sizes=(4,)))
+    searched_by = [
+        asked["sides"]
+        for asked in executor.asked.values()
+        if asked["kind"] == "trial" and asked["sides"][0]["repeats"] is None
+    ]
+    assert all(len(sides) == 1 for sides in searched_by)
+
+
 def test_a_sampler_of_optunas_kind_chooses_in_place_of_ours(target: Path) -> None:
     class Last(optuna.samplers.RandomSampler):
         """Proposes the last choice of each parameter."""

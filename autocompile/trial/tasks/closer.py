@@ -64,7 +64,9 @@ def look_closer(session: Session, entrant: Entrant) -> None:
     """Memory, and once more what it has compiled."""
     record, side, device = entrant.record, entrant.side, session.target.device
     config, phase = side.config, session.request.phase
-    if device.type == "cuda":  # before the peaks of the two sides are measured
+    is_alone = len(session.request.sides) == 1
+    # Before the peaks of the two sides are measured. With others it says nothing of one.
+    if device.type == "cuda" and is_alone:
         record.held_bytes = footprint.most_held_bytes(device)
     if not config.is_eager:
         prove_compiled(record, session.home)

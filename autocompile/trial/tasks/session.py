@@ -238,7 +238,7 @@ class Session:
                 with self.channel.exclusive():
                     self.channel.step(Step.MEASURE)
                     running, sides = self._ready()
-                    if not request.is_race:
+                    if not request.is_race and len(request.sides) == 1:
                         return self._screened(running[0], sides, seed)
                     rounds = Rounds(sides, self.timer, limits.block_s, seed)
                 side_by_side(rounds, limits, self._round)
