@@ -224,8 +224,9 @@ def _with_later_checks(members: Sequence[Record], again: Sequence[Record]) -> Re
         return dataclasses.replace(first, refresh_s=refresh_s)
     passed = [r for r in (*again, *members) if r.checks is Checks.ALL]
     if not passed:
-        # Until new weights were loaded, they are expected to take as long as compiling did.
-        expected_s = first.compile_s if first.config.bakes_weights else None
+        # Until new weights were loaded: Inductor compiles again for them. Other backends make a
+        # session anew, which takes a small part of their compile.
+        expected_s = first.compile_s if first.config.freezing else None
         return dataclasses.replace(first, refresh_s=refresh_s or expected_s)
     live = (r.weights_live for r in passed if r.weights_live is not None)
     notes = (note for r in (first, *passed[:1]) for note in r.notes)

@@ -107,7 +107,19 @@ def test_what_new_weights_cost_counts() -> None:
         run.race(frozen, 2.0, 2.0, 2.0)  # where no side is asked for it
 
 
-def test_until_new_weights_were_loaded_they_are_expected_to_take_a_compile() -> None:
+def test_weights_in_a_session_of_another_backend_are_not_expected_to_take_a_compile() -> (
+    None
+):
+    """Else what is by far the fastest would not be raced, and never asked what they take."""
+    run = Run("forward_exploration")
+    baked = CompileConfig("openvino_onnx", options={"weights": "baked"})
+    run.search(baked, 2.0, compile_s=5.0, calls_per_update=100, checks="first")
+    assert found(run)[baked].speedup.value == pytest.approx(2.0, rel=0.01)
+
+
+def test_until_frozen_weights_were_loaded_anew_they_are_expected_to_take_a_compile() -> (
+    None
+):
     run = Run("forward_exploration")
     facts = {"calls_per_update": 1000, "checks": "first"}
     frozen = run.search(FROZEN, 2.0, compile_s=0.5, **facts)

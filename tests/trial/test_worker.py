@@ -104,6 +104,7 @@ def test_a_trial_goes_through_the_steps_in_order_and_tells_what_its_record_needs
         "verify",
         "measure",
         "verify",
+        "verify",  # the checks that a search leaves to the first race
     ]
     assert (result["outcome"], result["step"]) == ("ok", "exit")
     assert set(result) >= {"detail", "notes", "eager_peak_memory_bytes"}
