@@ -12,6 +12,7 @@ from typing import Any
 from autocompile.execute.child import Child
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Event, Stepped
+from autocompile.execute.memory import Held, trials_at_once
 from autocompile.execute.starter import ProcessStarter
 from autocompile.protocol.events import ChannelError, EventName, LineReader
 from autocompile.store.record import Step
@@ -25,7 +26,7 @@ class Heard:
         starter: of the trial's interpreter; it warms up its fork server for the trials after it.
         exclusive: who may use the machine alone.
         report: takes what the search is told.
-        make_room: takes how many trials find memory on the device at once.
+        make_room: takes how many trials find memory at once.
     """
 
     def __init__(
@@ -78,9 +79,12 @@ class Heard:
         """Trials will compile for the CPU."""
         self._starter.warm((), self._child.job.toolchain)
 
-    def room(self, trials: int) -> None:
-        """So many trials find memory on the device at once."""
-        self._make_room(int(trials))
+    def room(
+        self, phases: list[dict[str, Any]], free_bytes: int | None, context_bytes: int
+    ) -> None:
+        """What eager mode holds in each phase, and what of an accelerator's memory is free."""
+        held = [Held(**each) for each in phases]
+        self._make_room(trials_at_once(held, free_bytes, context_bytes))
 
     def exclusive(self) -> None:
         """It waits until no other trial uses the machine."""

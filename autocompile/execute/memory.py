@@ -6,11 +6,14 @@ import contextlib
 import math
 import os
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-_TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
+# Of a trial on a CPU without its tensors: its own process, and compilers.
+_TRIAL_BYTES = 2 * 2**30
 _FEW_JOBS = 4
 
 
@@ -74,6 +77,57 @@ def available_memory_bytes() -> int:
 def most_memory_bytes() -> int:
     """Memory limit for all trials together: 80 % of what is available."""
     return int(available_memory_bytes() * 0.8)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an eager side of a phase holds, in bytes, as the probe has seen it.
+
+    Attributes:
+        parameters: of the model.
+        state: of its optimizers; 0 if nothing steps.
+        steps: whether a call steps, and so makes gradients.
+        gives_back: whether its sides give back memory for one another.
+        call: what a call takes beside these at its peak; not known on a CPU.
+    """
+
+    parameters: int
+    state: int
+    steps: bool
+    gives_back: bool
+    call: int = 0
+
+    @property
+    def by_trial(self) -> int:
+        """What a trial of the phase takes: by this rule until the first one has ended.
+
+        The copies are counted in ``tests/trial/tasks/test_memory.py``.
+        """
+        if not self.steps:
+            # The target's, which eager shares, the setting's, and those of before new weights.
+            copies = 3 * self.parameters
+        elif self.gives_back:
+            # The target, and on a CPU a kept state and one side with its gradients and those that it
+            # is compared with; on a GPU, where the host keeps the state, two sides.
+            copies = 5 * self.parameters + 2 * self.state
+        else:
+            # The target, a kept state, and three sides of which two have gradients.
+            copies = 9 * self.parameters + 4 * self.state
+        return copies + 2 * self.call
+
+
+def trials_at_once(
+    phases: Sequence[Held], free_bytes: int | None, context_bytes: int
+) -> int:
+    """How many trials find memory at once, of the phase that takes most.
+
+    Args:
+        free_bytes: of an accelerator; None: of this machine.
+        context_bytes: what a process takes of the accelerator before any tensor.
+    """
+    free = most_memory_bytes() if free_bytes is None else free_bytes
+    base = _TRIAL_BYTES if free_bytes is None else context_bytes
+    return free // (base + max((each.by_trial for each in phases), default=0))
 
 
 def usable_cores() -> int:

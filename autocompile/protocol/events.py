@@ -22,7 +22,9 @@ class EventName(str, Enum):
     STEP = "step"  # a step begins (step)
     MODULES = "modules"  # other trials will import these too (names)
     TOOLCHAIN = "toolchain"  # trials will compile for the CPU
-    ROOM = "room"  # so many trials find memory on the device at once (trials)
+    # What eager mode holds in each phase, and the memory that is free for trials (phases,
+    # free_bytes, context_bytes).
+    ROOM = "room"
     EXCLUSIVE = "exclusive"  # it waits until no other trial uses the machine
     SHARED = "shared"  # the others may go on
     # A trial is measured and right; the result if none follows (as RESULT).

@@ -128,7 +128,6 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
                 {"config": side, "repeats": n if len(sides) > 1 else None}
                 for n, side in enumerate(sides)
             ],
-            "checks": "all" if len(sides) == 1 else "again",
             "limits": {"max_s": 0.2, "front_s": 0.2, "rounds": 3, "most": 4},
         }
         (folder / "request.json").write_text(json.dumps(request))

@@ -270,7 +270,14 @@ def test_each_event_of_a_trial_is_taken(tmp_path: Path) -> None:
     says(EventName.STEP, step="build")
     says(EventName.MODULES, names=["numpy"])
     says(EventName.TOOLCHAIN)
-    says(EventName.ROOM, trials=3)
+    forward = {
+        "parameters": 2,
+        "state": 0,
+        "steps": False,
+        "gives_back": False,
+        "call": 1,
+    }
+    says(EventName.ROOM, phases=[forward], free_bytes=35, context_bytes=2)
     says(EventName.EXCLUSIVE)
     says(EventName.SHARED)
     says(EventName.MEASURED, outcome="ok")

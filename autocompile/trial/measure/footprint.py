@@ -45,6 +45,16 @@ def _growth_on_cpu(call: Callable[[], Any]) -> int:
     return max(0, *itertools.accumulate(sizes))
 
 
+def with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+    """The result of a call, and the most bytes that it took of a GPU; on a CPU nobody counts."""
+    if device.type != "cuda":
+        return call(), 0
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    output = call()
+    return output, max(0, torch.cuda.max_memory_allocated(device) - before)
+
+
 def most_held_bytes(device: torch.device) -> int:
     """The most that this process has needed of a GPU: tensors of all sides, and CUDA itself."""
     return int(torch.cuda.max_memory_allocated(device)) + CONTEXT_BYTES

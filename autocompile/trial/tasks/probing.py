@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import inspect
 import json
@@ -38,13 +39,14 @@ from autocompile.trial.model.calls import (
     shape_of,
 )
 from autocompile.trial.model.own_step import demand_calls
-from autocompile.trial.model.sides import make_side
+from autocompile.trial.model.sides import Side, make_side
+from autocompile.trial.model.state import states_of
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.operators import operators_of
 from autocompile.trial.tasks.other_numbers import other_numbers
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
-from autocompile.trial.values import tensors_by_path
+from autocompile.trial.values import MOST_COPIED, tensors_by_path
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import (
     View,
@@ -68,30 +70,29 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     if request.header.target:
         target = load(request, channel)
         device = target.device
-        peak = _look_at_target(target, request, channel, result)
+        held = _look_at_target(target, request, channel, result)
     else:
-        device = environment.pick_device(request.header.device)
-        peak = 0
+        device, held = environment.pick_device(request.header.device), []
     _look_at_machine(device, request, result)
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
         result.toolchain_s = prepare(device.type, Path(request.toolchain))
         channel.send(EventName.MODULES, names=environment.library_modules())
-    if device.type == "cuda":
-        channel.send(EventName.ROOM, trials=_trials_at_once(device, peak))
+    _tell_room(device, held, channel)
 
 
 def _look_at_target(
     target: Target, request: ProbeRequest, channel: Channel, result: ProbeResult
-) -> int:
-    """Describe the target and run each phase once; returns the most bytes of a GPU that it took."""
+) -> list[dict[str, Any]]:
+    """Describe the target and run each phase once; returns what each has held of memory."""
     phases = _phases_to_tune(target, request, channel)
     result.target = _describe(target, phases)
     channel.step(Step.EAGER)
     result.target["writes_buffers"] = {}
+    held = []
     for phase in phases:
         try:
-            _try_in_eager(target, phase, request, result)
+            held.append(_try_in_eager(target, phase, request, result))
         except Exception as error:
             is_own_function = result.during is not None
             if request.phases or is_own_function or phase == phases[0]:
@@ -103,9 +104,6 @@ def _look_at_target(
             result.target["phases"] = left
             words = f"not tuned, since it fails in eager mode: {first_words(error)}"
             result.target["choices"][phase] = words
-    # Now, since a trial has no such copies as are made next.
-    is_gpu = target.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated(target.device) if is_gpu else 0
     if FORWARD in phases:
         with contextlib.suppress(torch.OutOfMemoryError):
             _demand_that_a_copy_does(target, request)
@@ -120,7 +118,7 @@ def _look_at_target(
         for phase in result.target["phases"]
     }
     result.target["other_numbers"] = {p: found for p, found in numbers.items() if found}
-    return peak
+    return held
 
 
 def _phases_to_tune(
@@ -151,19 +149,38 @@ def _look_at_machine(
     result.options = torch._inductor.list_options()
 
 
-def _trials_at_once(device: torch.device, peak: int) -> int:
-    """How many trials the GPU's free memory has room for, each with a copy of the model.
+def _tell_room(
+    device: torch.device, held: list[dict[str, Any]], channel: Channel
+) -> None:
+    """Tell what eager mode has held in each phase, and what is free of a GPU's memory."""
+    free = None
+    if device.type == "cuda":
+        gc.collect()  # the looks at the target are over: what they took is free again
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(device)
+    context = footprint.CONTEXT_BYTES + MOST_COPIED
+    channel.send(EventName.ROOM, phases=held, free_bytes=free, context_bytes=context)
 
-    Args:
-        peak: bytes that the phases took in eager mode; 0 if there is no target.
-    """
-    gc.collect()  # the looks at the target are over: what they took is free again
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    most = peak or torch.cuda.max_memory_allocated(device)
-    # A trial runs the model in eager mode and compiled.
-    need = footprint.CONTEXT_BYTES + 2 * most
-    return int(free // need)
+
+def _held(side: Side, taken: int) -> dict[str, Any]:
+    """What a side that has made a call holds, for which its device has given ``taken`` bytes."""
+    steps = bool(side.optimizers)
+    parameters = sum(map(_bytes_of, side.model.parameters()))
+    states = pytree.tree_leaves([states_of(each) for each in side.optimizers])
+    state = sum(_bytes_of(x) for x in states if isinstance(x, torch.Tensor))
+    # The first call of a step makes state and gradients, which stay.
+    left = (parameters + state) if steps else 0
+    return {
+        "parameters": parameters,
+        "state": state,
+        "steps": steps,
+        "gives_back": side.gives_back,
+        "call": max(0, taken - left),
+    }
+
+
+def _bytes_of(x: torch.Tensor) -> int:
+    return x.numel() * x.element_size()
 
 
 def _why_no_update(target: Target, phase: str, seed: int, channel: Channel) -> str:
@@ -204,8 +221,11 @@ def _update_s(
 
 def _try_in_eager(
     target: Target, phase: str, request: ProbeRequest, result: ProbeResult
-) -> None:
-    """Call a phase once, which may raise anything; the result gets what this tells of it."""
+) -> dict[str, Any]:
+    """Call a phase once, which may raise anything; the result gets what this tells of it.
+
+    Returns what it has held of memory.
+    """
     inputs = _first_inputs(target, phase, request, result)
     side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
     buffers = [b for b in side.model.buffers() if not b.is_inference()]
@@ -213,7 +233,9 @@ def _try_in_eager(
     shapes = _shapes_in(inputs)
     is_own = PHASES[phase].is_own
     # Code of the user's own may forget to call the model that it was given.
-    output = demand_calls(side.model, side.run) if is_own else side.run()
+    run = functools.partial(demand_calls, side.model, side.run) if is_own else side.run
+    output, taken = footprint.with_peak(run, target.device)
+    held = _held(side, taken)
     view = side.view(output)
     if phase == INFERENCE_STEP and not has_number(view):
         raise TargetError(
@@ -227,6 +249,7 @@ def _try_in_eager(
     if target.fixed_batch and inputs is not None:
         calls = inputs if isinstance(inputs, Calls) else (inputs,)
         result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
+    return held
 
 
 def _first_inputs(
