@@ -111,8 +111,8 @@ class Held:
             # is compared with; on a GPU, where the host keeps the state, two sides.
             copies = 5 * self.parameters + 2 * self.state
         else:
-            # The target, a kept state, and three sides of which two have gradients.
-            copies = 9 * self.parameters + 4 * self.state
+            # The target, a kept state, and three sides, whose gradients are copied, too.
+            copies = 10 * self.parameters + 4 * self.state
         return copies + 2 * self.call
 
 

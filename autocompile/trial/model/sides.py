@@ -165,6 +165,12 @@ class Side:
     def release(self) -> None:
         """Give back the memory of what calls change, until a state is loaded, if that can be."""
 
+    def drop(self) -> None:
+        """Refer to nothing any more: a side and its call refer to each other, which frees late."""
+        if self.turns:
+            self.turns.forget(self)
+        vars(self).clear()
+
     @property
     def has_released(self) -> bool:
         return bool(self._lent)
@@ -213,6 +219,9 @@ class Turns:
             if other is not side:
                 other.release()
         self._sides.add(side)
+
+    def forget(self, side: Side) -> None:
+        self._sides.discard(side)
 
 
 class BackwardToo(Side):

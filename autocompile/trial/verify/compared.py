@@ -46,6 +46,14 @@ def follows_gradients(reference: Reference) -> bool:
     not where an optimizer does not step in each call.
     """
     side, fresh = reference.another_side(), reference.another_side()
+    try:
+        return _steps_once_by_its_gradients(reference, side, fresh)
+    finally:
+        side.drop()
+        fresh.drop()
+
+
+def _steps_once_by_its_gradients(reference: Reference, side: Side, fresh: Side) -> bool:
     steps = _steps_of(side)
     for index in range(2):
         reference.call(side, index)
@@ -70,6 +78,7 @@ def periods(reference: Reference, notes: list[str]) -> tuple[Period, Period]:
     ):
         reference.call(side, calls)
         calls += 1
+    side.drop()
     if min(steps, default=2) < 2:
         what = f"in {calls} calls of its step {steps.count(0) + steps.count(1)}"
         notes.append(f"{what} optimizers do not step twice, which is not compared")

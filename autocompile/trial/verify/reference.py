@@ -149,12 +149,17 @@ class Reference:
         return self.another_side(self._precision)
 
     def scratch(self) -> Side:
-        """The same to be used for a moment: eager and the last one of these give back memory."""
+        """The same to be used for a moment, in place of the last of these; eager gives back memory."""
         self.eager.release()
-        if self._scratch:
-            self._scratch.release()
+        self.drop_scratch()
         self._scratch = self.another_eager()
         return self._scratch
+
+    def drop_scratch(self) -> None:
+        """Free the last of these sides; views of it stay."""
+        if self._scratch:
+            self._scratch.drop()
+        self._scratch = None
 
     def call(self, side: Side, index: int, in_place: bool = False) -> Any:
         """Make call number ``index`` with its seed and its inputs.
@@ -215,7 +220,9 @@ class Reference:
         if not self.phase.steps:
             return self.expected[0]
         made = self.scratch()
-        return made.view(self.call(made, 0))
+        view = made.view(self.call(made, 0))
+        self.drop_scratch()
+        return view
 
     @contextlib.contextmanager
     def without_kept(self) -> Iterator[None]:
@@ -236,6 +243,7 @@ class Reference:
             for index in range(FIRST_CALLS):
                 self.call(made, index)
             self.eager.kept = State.of(made)  # no copy, since that side is dropped
+            self.drop_scratch()
 
     def kept(self) -> Side:
         """The eager side in its kept state."""
@@ -463,7 +471,7 @@ class Reference:
         handed = [first]  # over, since what is named here lives until the next pair
         del first
         yield 0, handed.pop(), again.view(self.call(again, 0))
-        del again
+        self.drop_scratch()
         for index in (1, 2):
             yield index, self.from_kept(self.eager, index), self.view(index)
         self.kept()
