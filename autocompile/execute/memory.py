@@ -101,7 +101,7 @@ class Held:
     def by_trial(self) -> int:
         """What a trial of the phase takes: by this rule until the first one has ended.
 
-        The copies are counted in ``tests/trial/tasks/test_memory.py``.
+        The copies are counted in ``tests/trial/tasks/test_copies.py``.
         """
         if not self.steps:
             # The target's, which eager shares, the setting's, and those of before new weights.
