@@ -78,6 +78,7 @@ class Spread:
             want = fixed.get(path)
             if want is None or as_real(want).shape != as_real(got).shape:
                 continue
+            want = want.to(got.device)  # the host keeps large ones
             far, size = apart(got, want), self.sizes.get(path)
             if size is None:
                 size = self.sizes[path] = apart(want, want).size

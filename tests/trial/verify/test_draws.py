@@ -21,6 +21,7 @@ from autocompile.store.record import Outcome
 from autocompile.trial.model.sides import Side
 from autocompile.trial.model.target import Target
 from autocompile.trial.verify import side_checks as checks
+from autocompile.trial.verify.draws import Spread
 from autocompile.trial.verify.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
@@ -362,3 +363,13 @@ def test_a_dropout_of_inductors_that_is_wrong_is_found(
     with torch._inductor.config.patch(**own):
         outcome, message = refused(training(), "train_step", "inductor")
     assert outcome is Outcome.WRONG_OUTPUT and words in message, message
+
+
+def test_what_the_host_keeps_is_compared_on_the_device() -> None:
+    """Of a large model on a GPU; a device that computes nothing stands for it here."""
+    seen = Spread()
+    gradient = torch.randn(40, 30, device="meta")
+    for _ in range(2):
+        seen.add({"['x']": torch.randn(40, 30)}, {"x": gradient})
+    spread = seen.variance("['x']")
+    assert spread.device.type == "meta" and spread.shape == (3, 1 + 40 + 30)
