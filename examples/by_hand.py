@@ -6,7 +6,6 @@ python examples/by_hand.py
 import contextlib
 import dataclasses
 import itertools
-import math
 import tempfile
 
 from autocompile import progress, result
@@ -45,7 +44,7 @@ def tune(target, backends, run, executor):
     portfolio = sampler.PortfolioSampler(settings, priors, sizes)
     study = optuna_study.OptunaStudy(portfolio, run, print)
     study.restore([])
-    for setting in itertools.islice(iter(lambda: study.ask(math.inf), None), TRIALS):
+    for setting in itertools.islice(iter(study.ask, None), TRIALS):
         (record,) = in_a_child(Side(setting.config))
         keep(record)
         study.tell(record)

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autocompile.estimate.candidates import with_costs
-from autocompile.search.sampler import MAY_BE, Left, ListedSampler, Rest
+from autocompile.search.sampler import MAY_BE, UNLIMITED, Left, ListedSampler, Rest
 from autocompile.settings.config import Setting
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -68,7 +68,7 @@ class OptunaStudy:
         """Whether one of those that are compared first runs, and is not very late."""
         return self.sampler.is_comparing(self._memory, elapsed_s)
 
-    def ask(self, left: Left) -> Setting | None:
+    def ask(self, left: Left = UNLIMITED) -> Setting | None:
         """The next setting, if its trial may take so long; None if none may begin now."""
         may_be = self.sampler.candidates(self._memory, left)
         if not may_be:

@@ -31,7 +31,8 @@ _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no 
 # Compiling may be so much shorter than expected while nothing has been compiled: it was in eight of
 # ten models (studies/search/operators.py). A run is longer only where that would not do.
 _UNSURE = 1.5
-_TOLD = 1.1  # times as long as was said: what is less is not worth a line
+# Times as long as the effort usually takes, and as was said: what is less is not worth a line.
+_TOLD, _TOLD_AGAIN = 1.1, 1.3
 _NAMED = 3  # untried settings that a report may name
 
 
@@ -151,7 +152,9 @@ class Study:
         if not self.deadlines.make_room(search_s, races_s):
             return
         total_s, usual_s = self.deadlines.total_s, self.deadlines.usual_s
-        if total_s and usual_s and total_s > _TOLD * max(usual_s, self._told_s):
+        if not (total_s and usual_s):
+            return
+        if total_s > max(_TOLD * usual_s, _TOLD_AGAIN * self._told_s):
             self._told_s = total_s
             self.progress.warning(
                 f"compiling takes long here: the run takes about {total_s / 60:.0f} min in place "
