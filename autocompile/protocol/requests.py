@@ -87,13 +87,13 @@ class Side:
 
     config: CompileConfig
     repeats: int | None = None  # the trial that found it; None: this is its first trial
-    number: int | None = None  # of its first trial; None: that of the process
     cache: str | None = None  # folder of its compiler cache; None: that of the process
     is_warm: bool = False  # whether its code is in the cache
     # what it is asked: of what has passed all, only what a process may still fail
     checks: Checks = Checks.ALL
     compile_s: float | None = None  # cold, where its first trial has told
     exported: ExportedCode | None = None  # makes this side in place of the setting
+    number: int | None = None  # of its first trial; None: that of the process
 
 
 @dataclass(frozen=True, kw_only=True)
