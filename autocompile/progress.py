@@ -26,6 +26,9 @@ class Progress:
     def step(self, number: int, step: Step) -> None:
         """A running trial enters a step."""
 
+    def over(self, number: int) -> None:
+        """A process of several trials has ended, each of which is told by itself."""
+
     def ended(self, record: Record, left: int) -> None:
         """A trial is over, with or without a process; ``left`` settings are still to try."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from autocompile.errors import RunError
 from autocompile.execute.exclusive import take
 from autocompile.execute.executor import Job
-from autocompile.protocol.requests import Header, ProbeRequest, Request
+from autocompile.protocol.requests import Header, ProbeRequest, Request, TrialRequest
 from autocompile.store.files import make_folder, not_for_all, write_json
 from autocompile.store.record import RunFolder
 
@@ -75,6 +75,7 @@ class JobFactory:
         that of a first compile. With ``alone`` no other trial runs beside it.
         """
         path, cache = self.folder.trial(request.number), self.cache_of(request.number)
+        sides = len(request.sides) if isinstance(request, TrialRequest) else 1
         make_folder(path)
         self._demand_space()
         write_json(path / "request.json", request.to_dict())
@@ -88,7 +89,7 @@ class JobFactory:
             path,
             self.timeout_s,
             compile_timeout_s,
-            total_timeout_s=_TOTAL * self.timeout_s,
+            total_timeout_s=(_TOTAL + sides - 1) * self.timeout_s,
             memory_limit_bytes=(alone and self.memory_alone_bytes)
             or self.memory_limit_bytes,
             environment=caches | _ENVIRONMENT,

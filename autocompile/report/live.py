@@ -190,6 +190,10 @@ class LiveProgress(PlainProgress):
             self._steps[number] = step
         self.tick()
 
+    def over(self, number: int) -> None:
+        self._running.pop(number, None)
+        self._steps.pop(number, None)
+
     def ended(self, record: Record, left: int) -> None:
         self._running.pop(record.number, None)
         self._steps.pop(record.number, None)

@@ -25,6 +25,7 @@ _OF_ITS_PROCESS = (
     Outcome.INTERRUPTED,
 )
 _NO_FAILURE = (Outcome.OK, Outcome.INTERRUPTED)
+_OF_EACH_SIDE = ("compile", "verify", "measure")
 # What does not say that it has passed all checks has not.
 _NOTHING_SAID = {"checks": Checks.FIRST.value}
 _PLACE = ("number", "phase", "config", "batch_size")
@@ -113,6 +114,12 @@ def records_of(
             records.append(record)
     for record in records:
         record.wall_s /= len(records)
+        if record.role == "search":
+            # All sides have one import, build and reference; the rest is a share of each.
+            record.step_s = {
+                step: took_s / (len(records) if step in _OF_EACH_SIDE else 1)
+                for step, took_s in record.step_s.items()
+            }
     return records
 
 

@@ -239,7 +239,8 @@ class ListedSampler(BaseSampler):
         """How long the trial of each setting may take."""
         if left.usual == left.compared:
             return left.usual
-        may_be = ~results.done & ~results.running
+        no_eager = self._ground[self._is_plain_eager & results.failed]
+        may_be = ~results.done & ~results.running & ~np.isin(self._ground, no_eager)
         is_compared = self.comparison(results, may_be)
         return np.where(is_compared, left.compared, left.usual)
 
@@ -290,15 +291,21 @@ class ListedSampler(BaseSampler):
         """Positions of the settings that share the process of eager mode: what compiles nothing."""
         if not setting.config.is_plain_eager or setting.config.needs_own_process:
             return []
-        state = self.states(self.results(study))
-        fits = np.isin(state, PENDING) & self._is_worth_it(study, left)
-        ground = self._ground[self._position[setting]]
-        shares = self._is_eager & ~self._is_plain_eager & (self._ground == ground)
-        return [
-            int(i)
-            for i in np.flatnonzero(shares & fits)
-            if not self.settings[i].config.needs_own_process
-        ]
+        results, first = self.results(study), self._position[setting]
+        fits = np.isin(self.states(results), PENDING) & self._is_worth_it(study, left)
+        shares = self._is_eager & ~self._is_plain_eager
+        shares &= fits & (self._ground == self._ground[first])
+        expected_s = self.expected_s(results)
+        # Nobody's result is there before all have theirs.
+        total_s, found = expected_s[first], list[int]()
+        for i in np.flatnonzero(shares):
+            total_s += expected_s[i]
+            if (
+                total_s < left.usual / 2
+                and not self.settings[i].config.needs_own_process
+            ):
+                found.append(int(i))
+        return found
 
     def _is_worth_it(self, study: optuna.Study, left: Left) -> Any:
         """Which settings are worth any time: all, for what cannot tell."""
@@ -435,9 +442,15 @@ class ListedSampler(BaseSampler):
         state = self.states(results)
         first = self._is_own & self._is_plain_eager & (state != State.HOPELESS)
         first |= self.comparison(results, np.isin(state, PENDING))
-        first |= results.running & self._can_compare
         elapsed = np.array([elapsed_s.get(s, 0.0) for s in self.settings])
         left_s = np.maximum(0.0, self.expected_s(results) - elapsed)
+        for phase in self.priors:
+            # Of those that run only as many as are missing: others move no end.
+            here = self._of_phase(phase)
+            missing = self.compared - int(self._has_run(results)[here].sum())
+            runs = np.flatnonzero(results.running & here)
+            soonest = runs[np.argsort(left_s[runs], kind="stable")]
+            first[soonest[: max(0, missing)]] = True
         return float(left_s[first & ~results.done].sum())
 
     # What Optuna asks -----------------------------------------------------------------------------
@@ -541,7 +554,8 @@ class PortfolioSampler(ListedSampler):
             return []
         scores = self.scores(results, left.usual)
         if left.is_limited:
-            in_line &= self._is_yardstick | (scores.gain >= _ENOUGH)
+            promised = self._is_yardstick | self.comparison(results, in_line)
+            in_line &= promised | (scores.gain >= _ENOUGH)
         for group, rank in self._in_order(results, in_line, scores):
             if group.any():
                 first = int(np.argmax(np.where(group, rank, -math.inf)))

@@ -28,6 +28,7 @@ from autocompile.store.record import Checks, Outcome, Record
 # Compiler caches of each phase and batch size: as many as may be raced.
 _CACHES_KEPT = 8
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
+_SIDES_WITHOUT_LIMIT = 4  # where nobody knows the memory, as of another node
 # Compiling may be so much shorter than expected while nothing has been compiled: it was in eight of
 # ten models (studies/search/operators.py). A run is longer only where that would not do.
 _UNSURE = 1.5
@@ -247,8 +248,10 @@ class Study:
         is compared with; half of the memory is left for the rest.
         """
         limit = self.memory_bytes or self.job_factory.memory_limit_bytes
-        if not limit or not self.parameters:
+        if not self.parameters:
             return None
+        if not limit:
+            return _SIDES_WITHOUT_LIMIT
         return int(limit / 2 / (16 * self.parameters)) - 2
 
     def _next(self) -> Setting | None:
@@ -295,9 +298,7 @@ class Study:
                 for one, each in zip(settings, numbers, strict=True)
             ),
             batch_size=setting.batch_size,
-            limits=_EAGER
-            if config.is_plain_eager
-            else TimingLimits(beat=max(speeds, default=0.0)),
+            limits=_limits(settings, max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
             compile_threads=self._threads(setting),
         )
@@ -322,17 +323,23 @@ class Study:
         settings, beside = self._running.pop(number), self._beside.pop(number)
         records = records_of(self._asked.pop(number), ending)
         ended = {Setting.of(record): record for record in records}
+        again = False
         for setting in settings:
             record = ended.get(setting)
             if (len(settings) == 1 and record) or (record and record.ok):
                 yield self._completed(record, beside)
             elif ending.outcome is not Outcome.INTERRUPTED:
+                again = True
                 self._alone.add(setting)
                 self._optuna.drop(setting)
             elif setting is settings[0]:
                 yield self._completed(to_record(number, setting, ending), beside)
             else:
                 self._optuna.drop(setting)
+        if len(settings) > 1:
+            self.progress.over(number)
+        if again:  # --trials counts what is tried, and this says nothing yet
+            self._processes -= 1
 
     def _completed(self, record: Record, beside: int) -> Record:
         """With what only the search knows of it."""
@@ -387,3 +394,12 @@ class Study:
                 rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0
             )
             self.job_factory.drop_cache(slowest.number)
+
+
+def _limits(settings: Sequence[Setting], beat: float) -> TimingLimits:
+    """When the timing of a first trial ends: each of several has as long as one."""
+    if len(settings) == 1:
+        is_eager = settings[0].config.is_plain_eager
+        return _EAGER if is_eager else TimingLimits(beat=beat)
+    one, count = TimingLimits(), len(settings)
+    return TimingLimits(beat=beat, max_s=one.max_s * count, front_s=one.front_s * count)

@@ -283,6 +283,35 @@ def test_what_cannot_end_in_time_is_not_begun_but_for_the_baseline() -> None:
     assert first.mode == B
 
 
+def test_what_runs_beside_what_was_promised_moves_no_end() -> None:
+    every = [Setting(EAGER, 4)]
+    every += [Setting(CompileConfig(mode=m), 4) for m in ("default", A, B)]
+    every += [Setting(CompileConfig(mode=m, **LAST), 4) for m in ("default", A, B)]
+    sampler = PortfolioSampler(every, {"forward": Prior({}, {"inductor": 50.0})})
+    known = [(s, 1.0, {"seconds": 50.0}) for s in every[:3]]
+    study = told(sampler, *known)
+    assert sampler.seconds_to_compare(study, {}) == 0.0
+    begun = {following(sampler, study): 0.0 for _ in range(3)}
+    assert sampler.seconds_to_compare(study, begun) == 0.0
+    study = told(sampler, *known[:2])
+    begun = {following(sampler, study): 0.0 for _ in range(3)}
+    one_s = sampler.expected_s(sampler.results(study))[1]
+    assert 0 < sampler.seconds_to_compare(study, begun) < 1.5 * one_s
+
+
+def test_no_more_shares_eager_modes_process_than_the_time_is_for() -> None:
+    """The result of eager mode is there only with those of all others."""
+    optimizers = ("default", "fused", "capturable", "tensor_lr")
+    configs = [dataclasses.replace(EAGER, optimizer=o) for o in optimizers]
+    every = [Setting(config, 4, "train_step") for config in configs]
+    sampler = PortfolioSampler(every, {"train_step": Prior(base_s=10.0)})
+    beside = {
+        left_s: len(sampler.beside(told(sampler), every[0], Left(left_s, left_s)))
+        for left_s in (30.0, 80.0, 1000.0)
+    }
+    assert beside == {30.0: 0, 80.0: 2, 1000.0: 3}
+
+
 def test_races_wait_for_what_is_compared_first_and_for_families_that_promise_more() -> (
     None
 ):

@@ -62,6 +62,8 @@ def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
     for entrant in session.running if not request.is_race else ():
         with session.turn(entrant.record):
             look_closer_unless_it_fails(session, entrant)
+        if len(session.running) > 1:
+            channel.measured(result)
     check_later(session)
 
 
