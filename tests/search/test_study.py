@@ -729,7 +729,7 @@ def test_a_compile_gets_less_time_once_others_of_its_kind_have_been_seen(
     assert 60 in allowed
     assert all(j.timeout_s == 500 for j in every)
     sides = {n: len(asked["sides"]) for n, asked in executor.asked.items() if n >= 0}
-    assert {1, 2} <= {*sides.values()}
+    assert min(sides.values()) == 1 < max(sides.values())
     for j in every[1:]:
         assert j.total_timeout_s == 500 * (2 + sides[j.number]), "each has its turn"
 
