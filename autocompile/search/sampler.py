@@ -153,6 +153,9 @@ class ListedSampler(BaseSampler):
         )
         self._phase = np.array([s.phase for s in settings])
         self._is_eager = np.array([s.config.is_eager for s in settings])
+        self._needs_own_process = np.array(
+            [s.config.needs_own_process for s in settings]
+        )
         self._is_plain_eager = np.array([s.config.is_plain_eager for s in settings])
         self._is_plain_compile = self._is_own & [
             s.config == DEFAULT_INDUCTOR for s in settings
@@ -572,7 +575,8 @@ class PortfolioSampler(ListedSampler):
         """
         own = in_line & self._is_own
         yield own & self._is_plain_eager, scores.rank
-        uncompiled = own & self._is_eager & (scores.gain >= _ENOUGH), scores.rank
+        shares = self._is_eager & ~self._needs_own_process
+        uncompiled = own & shares & (scores.gain >= _ENOUGH), scores.rank
         plain_first = np.where(self._is_plain_compile, math.inf, 0.0)
         compared = (
             self.comparison(results, in_line),
