@@ -237,12 +237,7 @@ def _try_in_eager(
     output, taken = footprint.with_peak(run, target.device)
     held = _held(side, taken)
     view = side.view(output)
-    if phase == INFERENCE_STEP and not has_number(view):
-        raise TargetError(
-            "the step of get_step() returns nothing that can be compared",
-            "what is right is told by the tensors and numbers that it returns",
-            hint="return the result in the step, such as its loss or its last tokens",
-        )
+    _demand_a_number(phase, view)
     after = [b._version for b in buffers]
     result.target["writes_buffers"][phase] = before != after
     _demand_same_shapes(shapes, _shapes_in(inputs))
@@ -250,6 +245,16 @@ def _try_in_eager(
         calls = inputs if isinstance(inputs, Calls) else (inputs,)
         result.target["fixed_batch_size"] = sum(map(_samples_in, calls))
     return held
+
+
+def _demand_a_number(phase: str, view: View) -> None:
+    """Raise a TargetError if a step that trains nothing returns nothing to compare."""
+    if phase == INFERENCE_STEP and not has_number(view):
+        raise TargetError(
+            "the step of get_step() returns nothing that can be compared",
+            "what is right is told by the tensors and numbers that it returns",
+            hint="return the result in the step, such as its loss or its last tokens",
+        )
 
 
 def _first_inputs(
