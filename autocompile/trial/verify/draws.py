@@ -23,6 +23,9 @@ import torch
 
 from autocompile.trial.values import copies, flatten
 from autocompile.trial.verify.compare import (
+    TRIES,
+    UNKNOWN,
+    Movement,
     is_real,
     numbers,
     of_gradient,
@@ -196,7 +199,7 @@ def _real_leaves(view: View) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def distribution_problem(
-    reference: Reference, eager: EagersDraws, own: Draws
+    reference: Reference, eager: EagersDraws, own: Draws, notes: list[str]
 ) -> str | None:
     """Where what a side draws is distributed otherwise than what eager draws, or None."""
     theirs = eager.draws
@@ -206,22 +209,37 @@ def distribution_problem(
     if own.refused == own.spread.count and not theirs.refused:
         return own.why
     free = tuple(f"['{name}']" for name in reference.free)
-    for path, want in eager.fixed.items():
-        # What no draw moves has to be the same, which is another comparison.
-        is_drawn = path in theirs.moved or of_gradient(path)
-        if is_drawn and path in own.spread.means and not path.startswith(free):
-            asked = reference.tolerance
-            least = tolerance_of(path, want, asked)
-            least = _OF_GRADIENT if of_gradient(path) else least
-            if problem := _misplaced(path, want, theirs.spread, own.spread, least):
-                return problem
-    return None
+    # What no draw moves has to be the same, which is another comparison.
+    drawn = {
+        path: want
+        for path, want in eager.fixed.items()
+        if path in own.spread.means
+        and (path in theirs.moved or of_gradient(path))
+        and not path.startswith(free)
+    }
+    moved, problem = reference.rounding(0, notes), None
+    for tries in (0, *TRIES):  # what rounding moves takes many calls
+        movement = moved(tries) if tries else Movement()
+        problems = (
+            _misplaced(path, want, reference, eager, own, movement)
+            for path, want in drawn.items()
+        )
+        problem = next(filter(None, problems), None)
+        if not problem or movement is None:
+            return problem
+    return problem
 
 
 def _misplaced(
-    path: str, want: torch.Tensor, eager: Spread, own: Spread, least: float
+    path: str,
+    want: torch.Tensor,
+    reference: Reference,
+    eagers: EagersDraws,
+    draws: Draws,
+    movement: Movement | None,
 ) -> str | None:
     """Which mean of a leaf is further from eager's than chance and rounding explain."""
+    eager, own = eagers.draws.spread, draws.spread
     means = eager.means[path]
     off = own.means[path] - means
     error = (eager.variance(path) + own.variance(path)).sqrt()
@@ -230,7 +248,11 @@ def _misplaced(
         usual = error[:, begin:end].median(dim=1, keepdim=True).values
         error[:, begin:end] = torch.maximum(error[:, begin:end], usual)
     chance = _MULTIPLE * max(1.0, SEEDS / own.count) * error
-    limit = chance + _SHIFT * means.abs() + least * means[_SIZE]
+    limit = (
+        chance
+        + _SHIFT * means.abs()
+        + _by_rounding(path, want, means, reference, movement)
+    )
     beyond = (off.abs() / limit).nan_to_num(0.0)
     if float(beyond.max()) <= 1:
         return None
@@ -245,6 +267,27 @@ def _misplaced(
     name = [*names_of(want)][at]
     place = f"{path} at {name}" if name else path
     return f"{place} {what} (over {own.count} seeds; chance explains {explained:.2g})"
+
+
+def _by_rounding(
+    path: str,
+    want: torch.Tensor,
+    means: torch.Tensor,
+    reference: Reference,
+    movement: Movement | None,
+) -> torch.Tensor:
+    """How far rounding may shift each mean of a leaf, whose errors are independent of draws.
+
+    Such an error adds to a distance, or a size, as the root of the sum of squares.
+    """
+    usual = tolerance_of(path, want, reference.tolerance)
+    usual = _OF_GRADIENT if of_gradient(path) else usual
+    size = means[_SIZE]
+    if movement is None:  # it is not known
+        return UNKNOWN * usual * torch.maximum(size, size[:1])
+    error = movement.explained(path, want, of_gradient(path)).to(means)
+    added = torch.stack([torch.hypot(x, error) - x for x in (means[_FAR], size)])
+    return usual * size + torch.cat([added, error[None]])
 
 
 # The slope of the loss ----------------------------------------------------------------------------

@@ -212,7 +212,7 @@ def draws(reference: Reference, subject: Subject) -> None:
     subject._repeats = {}  # as large as the model
     side, eager = subject.side, reference.eagers_draws()
     own = draws_of(reference, side, eager.fixed, eager.draws)
-    problem = distribution_problem(reference, eager, own)
+    problem = distribution_problem(reference, eager, own, subject.notes)
     problem = problem or slope_problem(reference, eager, side)
     reference.kept()
     if problem:
