@@ -23,9 +23,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 _PIECE = 2**20  # elements
-_ROOM = 4  # copies stay on a GPU that has room for so many
-MOST_COPIED = 2**30
-"""Bytes of copies that a GPU holds at most: the state of a large model is kept in host memory."""
+_ROOM = 6  # copies stay on a GPU that has room for so many
+USUAL_COPIES = 2**30
+"""Bytes of copies that count as a part of what a process needs of a GPU, where they have room."""
 _DEPTH = 5  # of nested objects, such as a cache of layers of tensors
 _CODE = (
     type,
@@ -252,7 +252,7 @@ def _name(kind: Any) -> str:
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that stay on a GPU only if they are small there, and it has much room."""
+    """Copies that stay on a GPU only if it has much room."""
     need: dict[torch.device, int] = {}
     for t in tensors:
         if t.is_cuda:
@@ -260,9 +260,20 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     full = {
         device
         for device, size in need.items()
-        if size > MOST_COPIED or _ROOM * size > torch.cuda.mem_get_info(device)[0]
+        if _ROOM * size > torch.cuda.mem_get_info(device)[0]
     }
+    for device in need.keys() - full:
+        spare = need[device] - USUAL_COPIES
+        _spare[device] = max(spare, _spare.get(device, 0))
     return [_on_host(t) if t.device in full else t.detach().clone() for t in tensors]
+
+
+_spare: dict[torch.device, int] = {}
+
+
+def spare_bytes(device: torch.device) -> int:
+    """Bytes of copies that a GPU has held since it had room, and the host would have had else."""
+    return _spare.get(device, 0)
 
 
 def _on_host(x: torch.Tensor) -> torch.Tensor:

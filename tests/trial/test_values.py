@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autocompile.trial import values
 from autocompile.trial.model.calls import Sample, Workload
 from autocompile.trial.values import rewritten, tensors_by_path
 
@@ -33,3 +36,18 @@ def test_the_container_is_that_of_the_new_inputs() -> None:
     got = rewritten(old, Workload([torch.ones(2), torch.ones(3)]))
     assert type(got) is Workload
     assert [x.tolist() for x in tensors_by_path(got).values()] == [[1, 1], [1, 1, 1]]
+
+
+def test_copies_stay_on_a_gpu_that_has_room_and_count_as_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tensors are played: only where copies lie is asked."""
+    free = 100 * 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(values, "_spare", {})
+    with FakeTensorMode():
+        large = torch.empty(2**30, device="cuda")  # 4 GiB
+        assert values.copies([large])[0].is_cuda
+        assert values.spare_bytes(large.device) == 4 * 2**30 - values.USUAL_COPIES
+        free = 10 * 2**30
+        assert not values.copies([large])[0].is_cuda

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.trial.values import spare_bytes
+
 CONTEXT_BYTES = 2**30
 """Of a GPU's memory, for CUDA itself and the libraries' workspaces."""
 
@@ -57,7 +59,8 @@ def with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
 
 def most_held_bytes(device: torch.device) -> int:
     """The most that this process has needed of a GPU: tensors of all sides, and CUDA itself."""
-    return int(torch.cuda.max_memory_allocated(device)) + CONTEXT_BYTES
+    held = int(torch.cuda.max_memory_allocated(device)) - spare_bytes(device)
+    return held + CONTEXT_BYTES
 
 
 def give_back(device: torch.device) -> None:

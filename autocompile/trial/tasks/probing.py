@@ -46,7 +46,7 @@ from autocompile.trial.tasks.operators import operators_of
 from autocompile.trial.tasks.other_numbers import other_numbers
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load, timed
 from autocompile.trial.toolchain import prepare
-from autocompile.trial.values import MOST_COPIED, tensors_by_path
+from autocompile.trial.values import USUAL_COPIES, tensors_by_path
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import (
     View,
@@ -158,7 +158,7 @@ def _tell_room(
         gc.collect()  # the looks at the target are over: what they took is free again
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
-    context = footprint.CONTEXT_BYTES + MOST_COPIED
+    context = footprint.CONTEXT_BYTES + USUAL_COPIES
     channel.send(EventName.ROOM, phases=held, free_bytes=free, context_bytes=context)
 
 

@@ -35,6 +35,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -234,9 +235,14 @@ def _demand_repeats(reference: Reference, subject: Subject, when: str) -> None:
     """Check that a side with its own draws repeats its results with the same seed."""
     subject._repeats = subject._repeats or reference.from_kept(subject.side)
     moved = reference.rounding(0, subject.notes)
+
+    def problem_of(got: View, moved: Moving) -> str | None:
+        known = subject.accepted
+        return compare(subject._repeats, got, noise=known, moved=moved)
+
     for _ in range(_REPEATS):
         got = reference.from_kept(subject.side)
-        problem = compare(subject._repeats, got, noise=subject.accepted, moved=moved)
+        problem = _unless_near(subject, partial(problem_of, got), moved)
         if not problem:
             return
         if mismatch_scale(subject._repeats, got) > MOST_NOISE:
@@ -522,13 +528,24 @@ def _demand(
     restless: Collection[str] = (),
 ) -> None:
     """Compare a view with eager's of the call ``index``; without one nothing is rounding."""
-    is_rough = not subject.is_judged_finely
-    # What rounding moves takes many calls: what is near enough without it has to wait.
-    if is_rough and not _problem(reference, want, got, _unknown, restless):
-        return
     moved = reference.rounding(index, subject.notes)
-    if problem := _problem(reference, want, got, moved, restless):
+    problem = _unless_near(
+        subject, lambda by: _problem(reference, want, got, by, restless), moved
+    )
+    if problem:
         raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+
+def _unless_near(
+    subject: Subject, problem: Callable[[Moving], str | None], moved: Moving
+) -> str | None:
+    """What is wrong by what rounding moves; first, of a side judged roughly, without knowing it.
+
+    What rounding moves takes many calls: what is near enough without it has to wait.
+    """
+    if not subject.is_judged_finely and not problem(_unknown):
+        return None
+    return problem(moved)
 
 
 def _demand_at_first(
