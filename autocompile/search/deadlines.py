@@ -47,7 +47,9 @@ class Deadlines:
         self.usual_s = self.total_s
 
     def make_room(self, search_s: float, races_s: float) -> bool:
-        """Move the end where trials and the first races after them do not fit; whether it has moved.
+        """Set the end to where trials and the first races after them fit, or to the usual one.
+
+        Whether it is later than before. It comes nearer where they take less than was expected.
 
         Args:
             search_s: that trials still take, from now on; 0: the end stays where it is.
@@ -58,11 +60,9 @@ class Deadlines:
         trials_s = self.spent_s + search_s / _SURE + _REPORT_S
         with_races_s = min(trials_s + races_s, trials_s / (1 - _RACES))
         needed_s = with_races_s / (1 - _EXPORTS - _GRACE)
-        total_s = min(needed_s, _LONGEST * self.usual_s)
-        if total_s <= self.total_s:
-            return False
-        self.total_s = total_s
-        return True
+        before_s = self.total_s
+        self.total_s = max(self.usual_s, min(needed_s, _LONGEST * self.usual_s))
+        return self.total_s > before_s
 
     @property
     def spent_s(self) -> float:
@@ -78,6 +78,12 @@ class Deadlines:
     def races_left_s(self) -> float:
         """Until the races must have ended. A set that was begun in time may last until the report."""
         return self.left_s - self._share_s(_EXPORTS)
+
+    @property
+    def longest_left_s(self) -> float:
+        """Until the latest end that a run may be given."""
+        usual_s = math.inf if self.usual_s is None else self.usual_s
+        return _LONGEST * usual_s - self.spent_s
 
     def search_left_s(self, races_s: float) -> float:
         """Until the search must have ended, if the races after it take ``races_s``."""

@@ -64,9 +64,9 @@ class OptunaStudy:
         """Whether something fits or is running that is expected to tell more than races."""
         return self.sampler.comes_before_races(self._memory, left, elapsed_s)
 
-    def is_comparing(self, elapsed_s: Mapping[Setting, float]) -> bool:
-        """Whether one of those that are compared first runs, and is not very late."""
-        return self.sampler.is_comparing(self._memory, elapsed_s)
+    def is_awaited(self, elapsed_s: Mapping[Setting, float]) -> bool:
+        """Whether something runs that is expected to tell more than races, and is not very late."""
+        return self.sampler.is_awaited(self._memory, elapsed_s)
 
     def ask(self, left: Left = UNLIMITED) -> Setting | None:
         """The next setting, if its trial may take so long; None if none may begin now."""
@@ -80,7 +80,7 @@ class OptunaStudy:
         return setting
 
     def seconds_to_compare(self, elapsed_s: Mapping[Setting, float]) -> float:
-        """What trials still take until what is compared first has ended.
+        """What trials still take until what is compared first, or awaited, has ended.
 
         ``elapsed_s``: of those that run.
         """

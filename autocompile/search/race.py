@@ -37,6 +37,7 @@ LIMITS = TimingLimits.exactly(rounds=24, max_s=3.0)  # of each set
 # Share of a cold compile by Inductor that a warm one takes: 4 to 25 % in nearly all races of
 # studies/gpu.
 _WARM = 0.25
+_FIRST = 2.0  # times as long as expected, a first set may take
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
@@ -51,6 +52,7 @@ class _Set:
     waiting: list[list[Candidate]]
     takes_turns: bool
     later_s: float  # expected of it for checks that no other set makes
+    until_s: float  # of the run: before that it is not cut off
     running: dict[int, list[Candidate]] = field(default_factory=dict)
 
 
@@ -71,8 +73,7 @@ class Race:
     def run(self) -> None:
         """Race until every decision is clear or the time is over."""
         sets: list[_Set] = []
-        # A set that began in time may last until the report: cut off, all of it is lost.
-        with self.study.jobs(self.study.deadlines.is_over) as jobs:
+        with self.study.jobs(lambda: self._is_over(sets)) as jobs:
             while True:
                 while len(sets) < self.study.executor.lanes and not jobs.interrupted:
                     if (chosen := self._next({each.cell for each in sets})) is None:
@@ -92,6 +93,15 @@ class Race:
                     spent_s = min(spent_s, timed_s)
                     self._took_s[current.cell] = spent_s / (1 + current.size)
                     sets.remove(current)
+
+    def _is_over(self, sets: Sequence[_Set]) -> bool:
+        """Whether what runs must be ended: all of a set is lost then.
+
+        A set that began in time may last until the report.
+        """
+        deadlines = self.study.deadlines
+        spent_s = deadlines.spent_s
+        return deadlines.is_over() and not any(spent_s < s.until_s for s in sets)
 
     def _next(
         self, raced: Collection[Cell] = ()
@@ -118,12 +128,21 @@ class Race:
         None if there is no time, or none of those that there is time for needs the set.
         """
         every, needy = finalists(decision), needing(decision, stage)
+        deadlines = self.study.deadlines
+        left_s = deadlines.races_left_s
+        if self._must_be(cell, every):
+            left_s = max(left_s, deadlines.longest_left_s / _FIRST)
         for most in (len(every), 2, 1):
             some = every[:most]
-            has_time = self._set_s(cell, some) <= self.study.deadlines.races_left_s
+            has_time = self._set_s(cell, some) <= left_s
             if has_time and any(c in needy for c in some):
                 return some
         return []
+
+    def _must_be(self, cell: Cell, runners: Sequence[Candidate]) -> bool:
+        """Whether a set has to be, as an answer is not verified without it, and may move the end."""
+        may_move = self.study.compared and self._is_own(cell)
+        return bool(may_move) and not any(c.is_verified for c in runners)
 
     @property
     def is_open(self) -> bool:
@@ -215,14 +234,19 @@ class Race:
         number = 1 + max(earlier, default=0)
         groups = self._groups(runners)
         study.progress.racing(*cell, len(runners), number)
+        began_s = study.deadlines.spent_s
+        most_s = (
+            _FIRST * self._set_s(cell, runners) if self._must_be(cell, runners) else 0.0
+        )
         return _Set(
             cell,
             number,
             len(runners),
-            study.deadlines.spent_s,
+            began_s,
             groups,
             len(groups) > 1,
             sum(map(_later_s, runners)),
+            began_s + most_s,
         )
 
     def _start_groups(self, jobs: Jobs, current: _Set) -> None:

@@ -49,8 +49,9 @@ _ENOUGH = 0.002
 _WORTH = 0.01
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
-# Times as long as expected: what takes longer may never end.
-_VERY_LATE = 2.0
+# Times as long as expected: races wait no longer for what promises more than they do, and nothing
+# waits for what takes longer still, which may never end.
+_LATE, _VERY_LATE = 1.5, 2.0
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
 # failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
@@ -331,12 +332,34 @@ class ListedSampler(BaseSampler):
         """
         results = self.results(study)
         is_open = self.states(results, left) == State.READY
-        elapsed = np.array([elapsed_s.get(s, math.inf) for s in self.settings])
-        is_open |= results.running & (elapsed < self.expected_s(results))
-        return bool((is_open & self._worth_more_than_races(results)).any())
+        is_open |= results.running & self._is_in_time(results, elapsed_s, 1.0)
+        return bool((is_open & (self._behind(results) | self._promises(results))).any())
 
-    def _worth_more_than_races(self, results: Results) -> Any:
-        """What is compared first."""
+    def is_awaited(
+        self, study: optuna.Study, elapsed_s: Mapping[Setting, float]
+    ) -> bool:
+        """Whether something runs that is expected to tell more than races, and is not very late."""
+        results = self.results(study)
+        awaited = self._awaited(results, elapsed_s)
+        in_time = self._is_in_time(results, elapsed_s, _VERY_LATE)
+        return bool(
+            (awaited | (results.running & self._behind(results) & in_time)).any()
+        )
+
+    def _awaited(self, results: Results, elapsed_s: Mapping[Setting, float]) -> Any:
+        """What runs, is likely to be faster than what is known, and is not late."""
+        in_time = self._is_in_time(results, elapsed_s, _LATE)
+        return results.running & self._is_likely(results) & in_time
+
+    def _is_in_time(
+        self, results: Results, elapsed_s: Mapping[Setting, float], times: float
+    ) -> Any:
+        """Which of those that run have not taken so many times as long as expected."""
+        elapsed = np.array([elapsed_s.get(s, math.inf) for s in self.settings])
+        return elapsed < times * self.expected_s(results)
+
+    def _behind(self, results: Results) -> Any:
+        """What may be compared first, of the phases of which too little has been compared."""
         ended = self._has_run(results)
         behind = [
             phase
@@ -345,15 +368,13 @@ class ListedSampler(BaseSampler):
         ]
         return self._can_compare & np.isin(self._phase, behind)
 
-    def is_comparing(
-        self, study: optuna.Study, elapsed_s: Mapping[Setting, float]
-    ) -> bool:
-        """Whether one of those that are compared first runs, and is not very late."""
-        results = self.results(study)
-        elapsed = np.array([elapsed_s.get(s, math.inf) for s in self.settings])
-        is_in_time = elapsed < _VERY_LATE * self.expected_s(results)
-        runs = results.running & is_in_time
-        return bool((runs & ListedSampler._worth_more_than_races(self, results)).any())
+    def _promises(self, results: Results) -> Any:
+        """What is expected to gain more than what settings are raced for: nothing, by itself."""
+        return np.zeros(len(self.settings), bool)
+
+    def _is_likely(self, results: Results) -> Any:
+        """What is likely to be faster than all that is known by more than settings are raced for."""
+        return np.zeros(len(self.settings), bool)
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether nothing that is left is worth any time."""
@@ -435,9 +456,10 @@ class ListedSampler(BaseSampler):
     def seconds_to_compare(
         self, study: optuna.Study, elapsed_s: Mapping[Setting, float]
     ) -> float:
-        """What trials still take, one after the other, until ``compared`` settings have ended.
+        """What trials still take until ``compared`` settings have ended, and what is awaited.
 
-        ``elapsed_s``: of those that run.
+        One after the other, or side by side where nothing runs alone. ``elapsed_s``: of those that
+        run.
         """
         if not self.compared:
             return 0.0
@@ -445,6 +467,7 @@ class ListedSampler(BaseSampler):
         state = self.states(results)
         first = self._is_own & self._is_plain_eager & (state != State.HOPELESS)
         first |= self.comparison(results, np.isin(state, PENDING))
+        first |= self._awaited(results, elapsed_s)
         elapsed = np.array([elapsed_s.get(s, 0.0) for s in self.settings])
         left_s = np.maximum(0.0, self.expected_s(results) - elapsed)
         for phase in self.priors:
@@ -454,7 +477,8 @@ class ListedSampler(BaseSampler):
             runs = np.flatnonzero(results.running & here)
             soonest = runs[np.argsort(left_s[runs], kind="stable")]
             first[soonest[: max(0, missing)]] = True
-        return float(left_s[first & ~results.done].sum())
+        left_s[~first | results.done] = 0.0
+        return float(left_s.sum() if self.plain_alone else left_s.max(initial=0.0))
 
     # What Optuna asks -----------------------------------------------------------------------------
 
@@ -602,13 +626,22 @@ class PortfolioSampler(ListedSampler):
             return self.scores(results).rank
         return self._expected(results).mean / self._beside_plain_s(results)
 
-    def _worth_more_than_races(self, results: Results) -> Any:
-        """And families that are expected to gain more than what settings are raced for."""
-        # What runs has not shown what it gains.
+    def _promises(self, results: Results) -> Any:
+        """Looks at families that are expected to gain so much."""
+        gain = self._before_it_ran(results).gain
+        looks: Any = self._is_own & self._is_look & ~results.done & (gain >= ZONE)
+        return looks
+
+    def _is_likely(self, results: Results) -> Any:
+        """By the mean of what is expected."""
+        expected = self._before_it_ran(results)
+        likely: Any = self._is_own & ~results.done
+        return likely & (expected.mean - expected.best >= ZONE)
+
+    def _before_it_ran(self, results: Results) -> Expected:
+        """What is expected where what runs has not shown what it gains."""
         none = np.zeros(len(self.settings), bool)
-        gain = self._expected(results._replace(running=none)).gain
-        looks = self._is_own & self._is_look & ~results.done & (gain >= ZONE)
-        return super()._worth_more_than_races(results) | looks
+        return self._expected(results._replace(running=none))
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""

@@ -104,11 +104,10 @@ class Study:
         """
         with self.jobs(self._is_over) as jobs:
             while True:
-                # Without the first set nothing is verified: it has twice the time that it is
-                # expected to take.
-                first_s = races_s(2)
-                self._make_room(first_s)
-                self._races_s = first_s
+                # Without the first set nothing is verified. It moves the end by what it is expected
+                # to take, and twice of that is kept free of all that cannot move the end.
+                self._make_room(races_s(1))
+                self._races_s = races_s(2)
                 if not self._comes_before_races:
                     self._races_s = races_s(SETS[0])
                 for job in self._next_jobs(jobs):
@@ -166,14 +165,14 @@ class Study:
     def _is_over(self) -> bool:
         """Whether what runs must be ended. Plain torch.compile() is, for no race.
 
-        Nor is what the effort promises, which has moved the end.
+        Nor is, where it can move the end, what is expected to tell more than races.
         """
         if self.deadlines.is_over():
             return True
         running = itertools.chain(*self._running.values())
         if not self.sampler.baselines.isdisjoint(running):
             return False
-        if self.compared and self._optuna.is_comparing(self._elapsed_s):
+        if self.compared and self._optuna.is_awaited(self._elapsed_s):
             return False
         return self.deadlines.is_search_over(self._races_s)
 

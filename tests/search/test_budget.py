@@ -361,3 +361,63 @@ def test_both_phases_share_one_study_and_none_waits_for_the_other(target: Path) 
     assert executor.requests.index(first[0]) < 8, (
         "eager's own fused step needs no compiler"
     )
+
+
+# What moves the end of a run -----------------------------------------------------------------------
+
+
+def on_a_gpu(clock: Clock, wall_s: Mapping[str, float], set_s: float) -> Timed:
+    """A training step with four slots, whose trials take so long by scope and kind."""
+
+    def kind_of(config: Mapping[str, Any]) -> str:
+        if config["backend"] == "eager":
+            return "eager"
+        return "step" if config["scope"] == "step" else config["mode"]
+
+    def work(request: Mapping[str, Any]) -> Ending:
+        kind = kind_of(request["config"])
+        speedup = {"eager": 1.0, "default": 1.2, "reduce-overhead": 2.6, "step": 3.3}
+        took_s = set_s / 3 if is_raced(request) else wall_s.get(kind, 300.0)
+        ending = measured(speedup.get(kind, 1.1), compile_s=took_s / 2)
+        steps = {"compile": took_s / 2, "verify": took_s / 3}
+        return dataclasses.replace(ending, wall_s=took_s, step_s=steps)
+
+    payload = probed().payload
+    known = {"phases": ["train_step"], "optimizers": ["fused"]}
+    gpu = payload["environment"] | {"device": "cuda", "device_memory_bytes": 80 * 10**9}
+    modes = {"default": "default", "reduce-overhead": "reduce-overhead"}
+    probe = probed(modes=modes, target=payload["target"] | known, environment=gpu)
+    return Timed(work, clock, probe, slots=4)
+
+
+def test_races_wait_for_a_trial_that_promises_more_and_has_nearly_ended(
+    target: Path,
+) -> None:
+    """Two settings have been compared before the whole step, of which most is expected."""
+    clock = Clock()
+    walls = {"eager": 8.0, "default": 47.0, "reduce-overhead": 48.0, "step": 60.0}
+    executor = on_a_gpu(clock, walls, set_s=24.0)
+    result = tune(
+        target,
+        executor=executor,
+        effort="quick",
+        clock=clock.monotonic,
+        space=SearchSpace(batch_sizes=(4,), fullgraph=(False,)),
+    )
+    best = result.report.phases["train_step"].answer.best
+    assert best is not None and best.config.scope == "step"
+    assert clock.monotonic() <= 1.6 * 90.0
+
+
+def test_a_first_set_may_take_longer_than_the_run_was_said_to(target: Path) -> None:
+    clock = Clock()
+    walls = {"eager": 20.0, "default": 45.0, "reduce-overhead": 45.0, "step": 45.0}
+    executor = on_a_gpu(clock, walls, set_s=75.0)
+    result = tune(
+        target,
+        executor=executor,
+        effort="quick",
+        clock=clock.monotonic,
+        space=SearchSpace(batch_sizes=(4,), fullgraph=(False,)),
+    )
+    assert result.verdict["train_step"] == "faster", "cut off, nothing would be known"

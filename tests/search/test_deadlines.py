@@ -65,6 +65,15 @@ def test_the_end_moves_so_that_trials_fit_and_not_without_bound() -> None:
     assert not NO_DEADLINES.make_room(1e4, 5.0)
 
 
+def test_the_end_comes_nearer_where_trials_take_less_than_was_expected() -> None:
+    made = deadlines(90.0, spent_s=30)
+    assert made.make_room(300.0, 5.0)
+    assert not made.make_room(60.0, 5.0)
+    assert made.total_s is not None and 90.0 < made.total_s < 130.0
+    assert not made.make_room(1.0, 5.0)
+    assert made.total_s == 90.0, "never before the usual end"
+
+
 def test_races_move_the_end_up_to_their_share_and_not_by_themselves() -> None:
     made = deadlines(90.0, spent_s=30)
     assert made.make_room(20.0, 40.0), "without races the trials are no answer"
