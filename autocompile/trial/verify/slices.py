@@ -13,11 +13,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-# Elements that are widened to float64 at once; 16 times as many on a GPU.
-_PIECE = 2**20
+# Elements that are looked at at once: they stay in a cache; 64 times as many on a GPU.
+_PIECE = 2**18
+_LEAST_SCALE = 1e-30  # of a unit that float32 holds, and its inverse
 _SAMPLE = 4096  # elements that the median is taken of
 _ENOUGH = 16  # tries that tell how far one of them may be off
 # As far as one in a try is taken into account: a whole row that is wrong is further off.
@@ -59,18 +61,60 @@ def apart(want: torch.Tensor, got: torch.Tensor) -> Apart:
         2, 1 + sum(want.shape), dtype=torch.float64, device=want.device
     )
     squares = torch.zeros(3, dtype=torch.float64, device=want.device)
+    quick = want.is_cpu and _is_short(want) and _is_short(got)
     for where in _pieces(want):
-        first, second = want[where].double(), got[where].double()
-        errors = _difference(first, second)
-        first, second = _finite(first), _finite(second)
-        squares += torch.stack([x.square().sum() for x in (errors, first, second)])
-        # In units of the largest usual element, whose squares neither over- nor underflow.
-        first = first / unit
-        weight = first.abs().clamp(min=1.0)
-        _add(totals[0], (errors / unit / weight).square(), where, want.shape)
-        _add(totals[1], (first / weight).square(), where, want.shape)
+        piece = _short(want[where], got[where], unit) if quick else None
+        if piece is None:
+            piece = _exact(want[where], got[where], unit)
+        squares += piece.squares
+        _add(totals[0], piece.errors, where, want.shape)
+        _add(totals[1], piece.sizes, where, want.shape)
     error, size = (totals / counts(want)).sqrt() * unit
     return Apart(error, size, squares)
+
+
+class _Piece(NamedTuple):
+    """A part of two tensors: squares of each element in units, and their plain sums."""
+
+    squares: torch.Tensor  # as those of Apart
+    errors: torch.Tensor
+    sizes: torch.Tensor
+
+
+def _exact(want: torch.Tensor, got: torch.Tensor, unit: torch.Tensor) -> _Piece:
+    first, second = want.double(), got.double()
+    errors = _difference(first, second)
+    first, second = _finite(first), _finite(second)
+    squares = torch.stack([x.square().sum() for x in (errors, first, second)])
+    # In units of the largest usual element, whose squares neither over- nor underflow.
+    first = first / unit
+    weight = first.abs().clamp(min=1.0)
+    return _Piece(squares, (errors / unit / weight).square(), (first / weight).square())
+
+
+def _short(want: torch.Tensor, got: torch.Tensor, unit: torch.Tensor) -> _Piece | None:
+    """The same in float32, in a quarter of the time; nothing where that cannot hold the squares.
+
+    For a CPU, where a sum is looked at without a wait.
+    """
+    scale = float(1 / unit)
+    if not _LEAST_SCALE < scale < 1 / _LEAST_SCALE:
+        return None
+    first, second = want.float(), got.float()
+    # Subtracted before they are scaled: equal numbers, and only these, differ by nothing.
+    errors = (first - second).mul_(scale)
+    first, second = first * scale, second * scale
+    each = [errors.square(), first.square(), second.square_()]
+    sums = torch.stack([x.sum() for x in each])
+    if not sums.isfinite().all():  # an infinity, a NaN, or a number that is huge
+        return None
+    weight = each[1].clamp_(min=1.0)
+    sizes = first.square_().div_(weight)
+    return _Piece(sums.double() * unit.square(), each[0].div_(weight), sizes)
+
+
+def _is_short(x: torch.Tensor) -> bool:
+    return x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -189,7 +233,7 @@ def _huge_from(x: torch.Tensor) -> torch.Tensor:
 
 def _pieces(x: torch.Tensor) -> Iterator[tuple[slice, ...]]:
     """Parts of a tensor that are small enough to be widened, as indices of its first two axes."""
-    most = _PIECE * (16 if x.is_cuda else 1)
+    most = _PIECE * (64 if x.is_cuda else 1)
     steps = []
     inner = x.numel()  # elements below one index of the axes so far
     for n in x.shape[:2]:
