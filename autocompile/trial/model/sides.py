@@ -83,6 +83,7 @@ class Side:
         self.turns: Turns | None = None
         self._lent: list[Any] = []
         self.left: list[bytes] = []
+        self.drew = False
 
     # What families differ in -----------------------------------------------------------------------
 

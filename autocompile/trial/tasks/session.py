@@ -75,6 +75,11 @@ class Entrant:
         return self.subject.side
 
     @property
+    def is_reference(self) -> bool:
+        """Whether it is eager mode as it is, which has been compared with itself already."""
+        return self.asked.config.is_baseline
+
+    @property
     def has_ended(self) -> bool:
         return self.record.outcome not in (Outcome.INTERRUPTED, Outcome.OK)
 
@@ -133,6 +138,7 @@ class Session:
             is_whole=config.scope == "step",
         )
         self.baseline = self.reference.eager
+        self.eager_peak_bytes: int | None = None  # once something has asked
         if config.eager_reference != EAGER:
             self.baseline = self.reference.another_side()
             output = self.reference.call(self.baseline, 0)

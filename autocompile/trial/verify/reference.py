@@ -56,7 +56,10 @@ from autocompile.trial.verify.rounding import RoundOtherwise
 
 MOST_NOISE = 0.05  # if eager differs from itself by more, nothing is compared with it
 # Compared before the timing: CUDA graphs warm up in the first, record the second, replay the third.
-FIRST_CALLS = 3
+_FIRST_CALLS = 3
+# Of a step, which takes longest: then what an optimizer keeps is no longer new. A third is made from
+# that state.
+_FIRST_STEPS = 2
 # Before a setting is refused, eager is run so many times more without rounding otherwise: gradients
 # of a step moved by a hundredth in some calls while others used the GPU (by_itself.json in
 # studies/verification/h200).
@@ -111,6 +114,7 @@ class Reference:
             self.compares_updates = True
             self.batches = compared.periods(self, notes)
         self.overwrites: set[str] = set()
+        self._first_calls = _FIRST_STEPS if self.phase.steps else _FIRST_CALLS
         self._has_nan = False
         # By call: states of torch's generators after it.
         self._left: dict[int, list[bytes]] = {}
@@ -121,13 +125,13 @@ class Reference:
             self.check = each_call(self.check)
         self.noise: dict[str, float] = {}
         self._by_itself: dict[int, Movement] = {}  # by inputs
+        self.is_random = False
         for index, first, second in self._pairs():
             differences = relative_differences(first, second)
             self.noise = largest(self.noise, differences)
             self._note_move(index, first, second, differences)
             self._demand_that_check_accepts(first, second)
             del first, second  # their gradients are as large as the model
-        self.is_random = self._depends_on_seed()
         self._eagers_draws: EagersDraws | None = None
         self._movements: dict[int, Movement] = {}  # by call
         self._late_noise = 0.0  # seen after the beginning, and not said yet
@@ -176,8 +180,9 @@ class Reference:
         if self.compares_updates:
             side.before = copies([*side.parameters.values()])
         seed_everything(self.seed + index)
+        before = random_states()
         output = side.run()
-        side.left = generator_states()
+        side.left, side.drew = generator_states(), before != random_states()
         return output
 
     def first_views(
@@ -188,7 +193,7 @@ class Reference:
         Yields the number of each call, its view and the paths of outputs that it has overwritten.
         """
         last: LastResults | None = None
-        for index in range(FIRST_CALLS):
+        for index in range(self._first_calls):
             output = self.call(side, index) if index else output
             lost = last.overwritten() if last else []
             view = side.view(output)
@@ -208,6 +213,7 @@ class Reference:
         """
         self.eager.begin_anew(self.eager)
         view = self.eager.view(self.call(self.eager, index))
+        self._left.setdefault(index, self.eager.left)
         not_copied = CHANGES if self.phase.steps and not self.phase.is_own else ()
         return {**view, **copy_view(without(view, *not_copied))}
 
@@ -240,7 +246,7 @@ class Reference:
             yield
         finally:
             made = self.scratch()
-            for index in range(FIRST_CALLS):
+            for index in range(self._first_calls):
                 self.call(made, index)
             self.eager.kept = State.of(made)  # no copy, since that side is dropped
             self.drop_scratch()
@@ -392,17 +398,16 @@ class Reference:
         asks = self.is_random and not self.draws_by_itself(side)
         return drawing_as_eager() if asks else contextlib.nullcontext()
 
-    def _depends_on_seed(self) -> bool:
-        """Whether eager's results depend on random numbers, from its kept state."""
-        before = random_states()
-        self.eager.run()
-        drawn = before != random_states()
-        self.kept()
-        if not drawn:
+    def _depends_on_seed(self, index: int, first: View) -> bool:
+        """Whether eager's results depend on random numbers.
+
+        ``first`` is its last view, of the call ``index`` from its kept state.
+        """
+        if not self.eager.drew:
             return False
-        first, period = self.from_kept(self.eager), len(self.batches)
+        period = len(self.batches)
         # Few draws, as of stochastic depth, may be the same for some seeds.
-        others = (self.view(period * n) for n in range(1, draws.SEEDS + 1))
+        others = (self.view(index + period * n) for n in range(1, draws.SEEDS + 1))
         least = max(1e-6, 10 * self.most_noise)
         found = any(mismatch_scale(first, view) > least for view in others)
         self.kept()
@@ -456,12 +461,15 @@ class Reference:
         return views
 
     def _pairs(self) -> Iterator[tuple[int, View, View]]:
-        """Calls, and eager's views of each in two runs; keeps the state for later calls."""
+        """Calls, and eager's views of each in two runs; keeps the state for later calls.
+
+        When the last of them have been compared, they tell whether results depend on the seed.
+        """
         if not self.phase.steps:
             new = self._observe(self.another_eager())
-            yield from zip(range(FIRST_CALLS), self.expected, new, strict=True)
+            yield from zip(range(_FIRST_CALLS), self.expected, new, strict=True)
             self.eager.keep()
-            yield 0, self.from_kept(self.eager), self.from_kept(self.eager)
+            yield from self._last_pair(0)
             return
         self.eager.keep()
         again = self.scratch()
@@ -472,9 +480,13 @@ class Reference:
         del first
         yield 0, handed.pop(), again.view(self.call(again, 0))
         self.drop_scratch()
-        for index in (1, 2):
-            yield index, self.from_kept(self.eager, index), self.view(index)
+        yield from self._last_pair(1)
         self.kept()
+
+    def _last_pair(self, index: int) -> Iterator[tuple[int, View, View]]:
+        first = self.from_kept(self.eager, index)
+        yield index, first, self.view(index)
+        self.is_random = self._depends_on_seed(index, first)
 
     def _demand_that_check_accepts(self, first: View, second: View) -> None:
         if problem := self.refusal(first, second):

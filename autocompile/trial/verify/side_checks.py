@@ -4,8 +4,8 @@ The first checks, of every setting:
 
 - ``first_calls``: the first three calls, with the same seeds, on two batches in turns: results,
   inputs and buffers that a call changes, how results lie in memory, and results that a later call
-  overwrites; of a step that trains, loss, gradients and buffers from eager's state, and apart from
-  them what the optimizer makes of the same gradients. Of a side that draws its own random numbers
+  overwrites; of a step that trains, loss, gradients and buffers of the first and, from eager's
+  state, of the third, and apart from them what the optimizer makes of the same gradients. Of a side that draws its own random numbers
   structure, types, shapes, that numbers are finite, and what the optimizer makes of its gradients.
   In a search errors that rounding may explain (ten times the tolerance, 5 % of a gradient) pass;
 - ``repeated_draws``: those random numbers are the same for the same seed;
@@ -134,8 +134,7 @@ def _first_steps(reference: Reference, subject: Subject) -> None:
     if problem:
         raise problem
     _demand_kept(reference, subject, lost, "call 2")
-    last_index = max(2, len(reference.batches) - 1)
-    for index in range(1, last_index + 1):
+    for index in range(1, max(2, len(reference.batches))):
         if subject.draws_otherwise:
             break
         want, got, made = _from_eagers_state(reference, side, index)
