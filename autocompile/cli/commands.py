@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from typer.core import TyperGroup
 from autocompile import cli
 from autocompile.cli.browse import export, list_runs, show
 from autocompile.cli.checking import check, doctor, init, verify
-from autocompile.cli.output import say
+from autocompile.cli.output import Lasting, say
 from autocompile.cli.recorder import record
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
@@ -100,10 +98,7 @@ def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
-    # A terminal that has no × shows a ? in its place.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = Lasting.of(sys.stdout), Lasting.of(sys.stderr)
     try:
         app(obj=cli.BEGAN)
     except AutocompileError as error:
@@ -111,9 +106,6 @@ def main() -> None:
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.DONE)
     except Exception as error:
         if {"-v", "--verbose"} & set(sys.argv):
             raise

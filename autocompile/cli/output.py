@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -30,13 +32,43 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
         return
     from rich.console import Console
 
-    class OfAPipe(Console):
-        """Whoever reads the output may stop: rich would end with the exit code of an error."""
+    draw(Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
 
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
 
-    draw(OfAPipe(highlight=False, soft_wrap=not sys.stdout.isatty()))
+class Lasting(io.TextIOWrapper):
+    """A text stream whose reader may stop reading: what is written then is lost, and nothing else.
+
+    So ``| head`` neither ends a run nor decides its exit code.
+    """
+
+    @classmethod
+    def of(cls, stream: Any) -> Any:
+        """In place of a stream, with ? for what its encoding lacks; itself where it is no file."""
+        try:
+            stream.flush()
+            encoding, by_line = stream.encoding, stream.line_buffering
+            buffer = stream.detach()
+        except (AttributeError, OSError, ValueError):
+            return stream
+        return cls(buffer, encoding, errors="replace", line_buffering=by_line)
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            self._write_nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except BrokenPipeError:
+            self._write_nowhere()
+
+    def _write_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
 
 
 def write(path: Path, text: str) -> None:

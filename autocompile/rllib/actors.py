@@ -30,7 +30,6 @@ from autocompile.runtime.applying import (
     process_of,
 )
 from autocompile.runtime.machine import describe
-from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
@@ -175,13 +174,6 @@ class TunedLearner(_Tuned):
         ):
             super().apply_gradients(*args, **kwargs)
 
-    def _get_optimizer_state(self) -> Any:
-        """The state with the original implementation, so that an untuned algorithm can load it."""
-        state = super()._get_optimizer_state()
-        for name, saved in state.items():
-            leave_out_implementation(saved["state"], self._named_optimizers[name])
-        return state
-
     def _set_optimizer_state(self, state: Any) -> None:
         super()._set_optimizer_state(state)
         for name, saved in state.items():
@@ -191,7 +183,6 @@ class TunedLearner(_Tuned):
                     saved["state"]["state"], device=self._device
                 )
                 optimizer.load_state_dict({**saved["state"], "state": tensors})
-        self._tune_optimizers()  # loading the state reset the implementation
 
     @staticmethod
     def _set_optimizer_lr(optimizer: torch.optim.Optimizer, lr: Any) -> None:

@@ -15,10 +15,19 @@ from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import UsageError, first_words
-from autocompile.runtime.compiling import compile_function, repeated_blocks
+from autocompile.runtime.compiling import (
+    compile_function,
+    repeated_blocks,
+    uses_cuda_graphs,
+)
 from autocompile.runtime.devices import device_of
+from autocompile.runtime.gradients import KeptGradients
 from autocompile.runtime.graphs import with_own_code
-from autocompile.runtime.optimizers import set_implementation
+from autocompile.runtime.optimizers import (
+    fit_before_fused_steps,
+    fit_to_parameters,
+    set_implementation,
+)
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 
@@ -33,6 +42,7 @@ _PROGRAMS = itertools.count()
 def _lay_out(model: torch.nn.Module, value: str) -> None:
     # Of the weights of convolutions: a tensor without four dimensions stays as it is.
     cast(Any, model).to(memory_format=getattr(torch, value))
+    fit_before_fused_steps()
 
 
 MODEL: Mapping[str, Callable[[torch.nn.Module, Any], None]] = {
@@ -189,6 +199,8 @@ class Compiled:
         self._compiled: Callable[..., Any] | None = None
         self._process = config.process
         self._lock = threading.RLock()
+        has_graphs = grad and model is not None and uses_cuda_graphs(config)
+        self._gradients = KeptGradients(model) if has_graphs and model else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copied or unpickled module runs its own, uncompiled.
@@ -206,6 +218,8 @@ class Compiled:
         return result
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        if self._gradients:
+            self._gradients.before_call()
         # One thread compiles, the others wait.
         with contextlib.nullcontext() if self.calls else self._lock:
             is_first, before = not self.calls, _captured()
@@ -285,6 +299,8 @@ def apply_config(
     a forward phase, ``device`` that of a function, which its first call tells otherwise. Returns
     what to call from now on: the model, or the compiled function.
     """
+    if isinstance(model, torch.nn.Module):
+        prepare_model(model, config)
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
     if not isinstance(model, torch.nn.Module):
@@ -294,7 +310,6 @@ def apply_config(
             applied = Compiled(model, config, device=device)
         return applied  # type: ignore[no-any-return]
     if phase == phases.OPTIMIZER_STEP:
-        prepare_model(model, config)
         return model
     is_whole = bool(phases.phase_of(phase).whole)
     if is_whole or phases.phase_of(phase).is_update:
@@ -346,14 +361,10 @@ def apply_to_optimizer(
 ) -> Compiled | None:
     """Make an optimizer's ``step`` use a setting; returns what it calls, None for its own.
 
-    Loading a state dict restores the implementation of that state; apply again after it.
+    The model is laid out before. State dicts that are loaded later get the implementation, too.
     """
     set_implementation(optimizer, config.optimizer)
-    # They need step counts beside the parameters.
-    if config.optimizer in ("fused", "capturable"):
-        for parameter, state in optimizer.state.items():
-            if isinstance(count := state.get("step"), torch.Tensor):
-                state["step"] = count.to(parameter.device, torch.float32)
+    fit_to_parameters(optimizer)
     replaced: _Step | None = vars(optimizer).get(_STEP)
     if replaced is None:
         if _is_untouched(config):

@@ -200,7 +200,9 @@ def _arguments_held(
     for place in chosen:
         name, value = f"constant_{place}", args[place]
         if isinstance(value, torch.nn.Parameter):
-            made.register_parameter(name, value)
+            # Without its gradient, which Inductor's views of it would lack.
+            alike = torch.nn.Parameter(value.detach(), value.requires_grad)
+            made.register_parameter(name, alike)
         else:
             made.register_buffer(name, value)
         with made.graph.inserting_after(given[-1]):

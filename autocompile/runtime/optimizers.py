@@ -4,29 +4,46 @@
 kernel. ``capturable`` keeps step counts on the device, as CUDA graphs need. ``tensor_lr`` keeps the
 learning rate in a tensor, so that a schedule does not recompile. ``compiled`` leaves the optimizer
 as it is: :mod:`autocompile.runtime.applying` compiles its step.
+
+Fused kernels take parameters, gradients and moments as plain memory. On a CPU they do not look at
+strides (torch 2.13), so moments from a checkpoint would be applied to other weights than theirs
+once the weights are laid out otherwise. So all of them get the strides of the parameter.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autocompile.errors import UsageError
 from autocompile.settings.dimensions import OPTIMIZERS
 
+_SET = (
+    "_autocompile_implementation"  # where an optimizer keeps the name of what was set
+)
+_FLAGS = ("foreach", "fused", "capturable")
+
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet."""
+    """Set the implementation of an optimizer's step, one of ``OPTIMIZERS``.
+
+    It stays when a state dict is loaded, and is left out of those that are saved: another program
+    decides for itself. ``default`` and ``compiled`` take back what was set before.
+    """
     if name in ("default", "compiled"):
+        if vars(optimizer).pop(_SET, None):
+            for group in optimizer.param_groups:
+                _take_back(group, optimizer.defaults)
+            _follow_flags(optimizer)
         return
     if not _has(optimizer, name):
         raise UsageError(f"{type(optimizer).__name__} has no {name} implementation")
-    if name == "fused":
-        # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
-        if why_not := _why_not_fused(optimizer):
-            raise UsageError(why_not)
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
+    if name == "fused" and (why_not := _why_not_fused(optimizer)):
+        raise UsageError(why_not)
     # torch refuses both.
     others = {"foreach": False} if name == "fused" else {"fused": False}
     for group in optimizer.param_groups:
@@ -36,18 +53,110 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
         else:
             flags = {**others, **OPTIMIZERS[name]}
             group.update({flag: on for flag, on in flags.items() if flag in group})
+    vars(optimizer)[_SET] = name
+    _follow_flags(optimizer)
+    _follow_state_dicts(optimizer)
 
 
-def leave_out_implementation(
-    state: dict[str, Any], optimizer: torch.optim.Optimizer
-) -> None:
-    """Restore, in an optimizer's state dict, the implementation that it was constructed with."""
-    defaults = optimizer.defaults
-    for group in state["param_groups"]:
-        flags = {"foreach", "fused", "capturable"} & group.keys() & defaults.keys()
-        group.update({flag: defaults[flag] for flag in flags})
-        if "lr" in group and not isinstance(defaults.get("lr"), torch.Tensor):
-            group["lr"] = float(group["lr"])
+def fit_to_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Give gradients, and what is kept for each parameter, the strides of the parameter."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            _fit(optimizer, p)
+
+
+@functools.cache
+def fit_before_fused_steps() -> None:
+    """Do so before each fused step, of any optimizer, from now on: once weights are laid out anew.
+
+    A gradient may be assigned, and a state loaded, at any time.
+    """
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"] if group.get("fused") else ():
+            if not p.is_contiguous():  # others have the strides that checkpoints have
+                _fit(optimizer, p)
+
+
+def _fit(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
+    if p.grad is not None and _lies_otherwise(p.grad, p):
+        p.grad = _laid_out(p.grad, p)
+    state = optimizer.state.get(p, {})
+    for name, kept in state.items():
+        if isinstance(kept, torch.Tensor) and _lies_otherwise(kept, p):
+            state[name] = _laid_out(kept, p)
+
+
+def _lies_otherwise(x: torch.Tensor, p: torch.Tensor) -> bool:
+    is_alike = x.layout is p.layout is torch.strided and x.shape == p.shape
+    return is_alike and x.stride() != p.stride()
+
+
+def _laid_out(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(p, dtype=x.dtype, device=x.device).copy_(x.detach())
+
+
+def _take_back(group: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Restore, in a group, the implementation that its optimizer was constructed with."""
+    group.update({f: defaults[f] for f in _FLAGS if f in group and f in defaults})
+    if "lr" in group and not isinstance(defaults.get("lr"), torch.Tensor):
+        group["lr"] = float(group["lr"])
+
+
+def _follow_flags(optimizer: torch.optim.Optimizer) -> None:
+    """Do what torch's constructors do for the flags that the groups have now."""
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    # Whether a GradScaler leaves the division by its scale to the step.
+    optimizer._step_supports_amp_scaling = is_fused  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        # Else each would be read from the device in each step.
+        beside = bool(group.get("fused") or group.get("capturable"))
+        for p in group["params"]:
+            count = optimizer.state.get(p, {}).get("step")
+            if isinstance(count, torch.Tensor):
+                device = p.device if beside else torch.device("cpu")
+                optimizer.state[p]["step"] = count.to(device, torch.float32)
+
+
+def _follow_state_dicts(optimizer: torch.optim.Optimizer) -> None:
+    if not vars(optimizer).get("_autocompile_follows"):
+        vars(optimizer)["_autocompile_follows"] = True
+        optimizer.register_load_state_dict_post_hook(_after_load)
+        optimizer.register_state_dict_post_hook(_without_implementation)
+
+
+def _after_load(optimizer: torch.optim.Optimizer) -> None:
+    if name := vars(optimizer).get(_SET):
+        set_implementation(optimizer, name)
+        fit_to_parameters(optimizer)
+
+
+def _without_implementation(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any]
+) -> dict[str, Any]:
+    """A state dict as an untuned optimizer has it: its flags, and moments in the order of rows."""
+    if _SET not in vars(optimizer):
+        return saved
+    groups = [dict(group) for group in saved["param_groups"]]
+    for group in groups:
+        _take_back(group, optimizer.defaults)
+    state = {
+        key: {
+            name: x.contiguous()
+            if isinstance(x, torch.Tensor) and x.layout is torch.strided
+            else x
+            for name, x in kept.items()
+        }
+        if isinstance(kept, dict)
+        else kept
+        for key, kept in saved["state"].items()
+    }
+    return {**saved, "param_groups": groups, "state": state}
 
 
 def implementations(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -6,8 +6,8 @@ value; nothing of what tensors hold, and no text that is longer than a name.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -15,6 +15,7 @@ import runpy
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import UsageError
+from autocompile.store.call_journal import Journal
 from autocompile.store.reading import plain
 from autocompile.store.recorded_calls import RecordedCalls, TensorShape
 
@@ -38,15 +40,10 @@ class Recorder:
     # A call as JSON, and its number.
     distinct: dict[str, int] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
-    seconds: float = 0.0
 
     def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if len(self.order) < _KEPT:
-            call = {
-                "args": [_shape_of(value) for value in args],
-                "kwargs": {name: _shape_of(value) for name, value in kwargs.items()},
-            }
-            text = json.dumps(call, allow_nan=False)
+            text = _text_of(args, kwargs)
             self.order.append(self.distinct.setdefault(text, len(self.distinct)))
 
     def write(self, path: Path) -> None:
@@ -94,6 +91,15 @@ def _name_of(model: torch.nn.Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
+def _text_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """A call as JSON, without contents."""
+    call = {
+        "args": [_shape_of(value) for value in args],
+        "kwargs": {name: _shape_of(value) for name, value in kwargs.items()},
+    }
+    return json.dumps(call, allow_nan=False)
+
+
 def _shape_of(value: Any) -> Any:
     """The JSON of an argument without its contents."""
     if isinstance(value, torch.Tensor):
@@ -121,40 +127,33 @@ def _shape_of(value: Any) -> Any:
 
 
 def _record_program(path: Path, argv: list[str]) -> None:
-    """Run a program as ``__main__`` and record the module that it spends most time in."""
-    recorders: dict[torch.nn.Module, Recorder] = {}
+    """Run a program as ``__main__`` and note the calls of its modules in a journal."""
+    journal, numbers = Journal(path), itertools.count()
+    # Weak: a program may make modules in each step, and drop them.
+    keys: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
     call: Callable[..., Any] = torch.nn.Module.__call__
     inside = threading.local()
 
+    def note(module: torch.nn.Module, text: str, seconds: float) -> None:
+        name, has_weights = _name_of(module), any(True for _ in module.parameters())
+        # One key for all that have none, such as a loss, of which there may be many.
+        key = keys.setdefault(module, f"{name} {next(numbers)}") if has_weights else ""
+        journal.add(key or name, name, has_weights, text, seconds)
+
     def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or getattr(inside, "is_module", False):
+        is_part = getattr(inside, "is_module", False) or hasattr(module, "_is_replica")
+        if torch.compiler.is_compiling() or is_part:
             return call(module, *args, **kwargs)
-        recorder = recorders.setdefault(module, Recorder(_name_of(module)))
-        recorder.note(args, kwargs)
+        text = _text_of(args, kwargs)  # before the call, which may change them
         inside.is_module, began = True, time.perf_counter()
         try:
             return call(module, *args, **kwargs)
         finally:
-            recorder.seconds += time.perf_counter() - began
+            seconds = time.perf_counter() - began
             inside.is_module = False
-
-    def finish() -> None:
-        if not recorders:
-            print(
-                f"error: no call of an nn.Module was seen in {argv[0]}", file=sys.stderr
-            )
-            os._exit(2)
-        ordered = sorted(recorders.values(), key=lambda r: -r.seconds)
-        ordered[0].write(path)
-        also = ", ".join(f"{r.model} ({len(r.order)})" for r in ordered[1:4])
-        print(
-            f"{len(ordered[0].order)} calls of {ordered[0].model}, {len(ordered[0].distinct)} "
-            f"kinds → {path}{f'; not written: {also}' if also else ''}",
-            file=sys.stderr,
-        )
+            note(module, text, seconds)
 
     torch.nn.Module.__call__ = called  # type: ignore[method-assign]
-    atexit.register(finish)  # also where the program ends by sys.exit
     sys.argv = argv
     if argv[0] == "-m":
         sys.argv = argv[1:]

@@ -147,8 +147,10 @@ class Tuned:
                 n: tuple(Choice.from_dict(each, n) for each in f)
                 for n, f in data["phases"].items()
             }
+            known = {"batch_sizes": data.get("own_batch_size", {})}  # its older name
             facts = {
-                name: made(kind, data[name], name) for name, kind in _FACTS.items()
+                name: made(kind, {**known, **data}[name], name)
+                for name, kind in _FACTS.items()
             }
             cache = made(Mapping[str, str], data.get("cache", {}), "cache")
             decided_by = made(

@@ -87,9 +87,9 @@ def suite(
     folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
 
     tables = _Tables(found, earlier)
-    tables.print(as_json, verbose)
     page = folder / "suite.html"
     tables.write(page, csv, markdown)
+    tables.print(as_json, verbose)
     tell(f"\nAll of it: {page}")
     _end(found, earlier if require else None)
 

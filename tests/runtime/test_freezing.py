@@ -104,6 +104,16 @@ def test_the_step_of_a_fused_optimizer_is_a_change() -> None:
     assert model.weight._version == before + 2
 
 
+def test_weights_that_have_gradients_are_frozen_again() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    x, called = torch.randn(4, 8), freeze(model)
+    torch.testing.assert_close(called(x), model(x))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
+    torch.testing.assert_close(called(x), model(x))
+
+
 def test_weights_of_no_module_and_of_inference_mode_can_be_frozen() -> None:
     with torch.inference_mode():
         model = nn.Linear(8, 8)  # it counts no writes

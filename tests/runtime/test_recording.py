@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from conftest import assert_nothing_left
 
 from autocompile.errors import UsageError
 from autocompile.runtime.recording import record
@@ -121,3 +125,124 @@ def test_a_program_is_recorded_as_it_runs(tmp_path: Path) -> None:
     assert (calls.model, calls.order) == ("Net", (0, 1, 0))
     assert "3 calls of Net" in done.stderr
     assert "ReLU (1)" in done.stderr
+
+
+SERVER = """
+import os, signal, sys, time, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.layer(x)
+net = Net()
+if "--handler" in sys.argv:  # as servers do: shut down, then die of the signal
+    def stop(number, frame):
+        time.sleep(0.5)
+        net(torch.randn(7, 4))
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+for rows in (3, 5, 3):
+    net(torch.randn(rows, 4))
+    torch.nn.CrossEntropyLoss()(torch.randn(2, 3), torch.tensor([0, 1]))
+print("serving", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def _server(folder: Path, *more: str) -> subprocess.Popen[str]:
+    (folder / "python_serve.py").write_text(SERVER)
+    command = [sys.executable, "-m", "autocompile", "record", "-o", "calls.json", "--"]
+    command += [sys.executable, "-u", "-X", "dev", "python_serve.py", *more]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        # A suite in the background of a shell would hand an ignored SIGINT down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        **pipes,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "serving\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "calls"),
+    [
+        (signal.SIGTERM, (), 3),
+        (signal.SIGTERM, ("--handler",), 4),
+        (signal.SIGINT, ("--handler",), 4),
+        (signal.SIGHUP, (), 3),
+    ],
+)
+def test_a_server_that_is_stopped_has_its_calls_written(
+    tmp_path: Path, number: int, more: tuple[str, ...], calls: int
+) -> None:
+    server = _server(tmp_path, *more)
+    server.send_signal(number)  # to the command alone, as by kill or timeout
+    _, errors = server.communicate(timeout=60)
+    assert server.returncode == 128 + number, errors
+    assert len(read_calls(tmp_path / "calls.json").order) == calls
+    assert "CrossEntropyLoss (3)" in errors
+
+
+def test_ctrl_c_twice_ends_the_program_once(tmp_path: Path) -> None:
+    """In a terminal both processes get the signal; the program's own handler ends it."""
+    server = _server(tmp_path, "--handler")
+    os.killpg(server.pid, signal.SIGINT)
+    time.sleep(0.1)
+    os.killpg(server.pid, signal.SIGINT)
+    server.communicate(timeout=60)
+    assert len(read_calls(tmp_path / "calls.json").order) >= 3
+    assert_nothing_left(str(tmp_path))
+
+
+def test_a_killed_program_has_its_calls_written(tmp_path: Path) -> None:
+    server = _server(tmp_path)
+    program = psutil.Process(server.pid).children()[0]
+    program.kill()
+    server.communicate(timeout=60)
+    assert server.returncode == 128 + signal.SIGKILL
+    assert len(read_calls(tmp_path / "calls.json").order) == 3
+
+
+def test_without_a_call_the_command_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("print('nothing')")
+    command = [sys.executable, "-m", "autocompile", "record", "--", sys.executable]
+    done = subprocess.run(
+        [*command, "empty.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 2
+    assert "no call of an nn.Module was seen in empty.py" in done.stderr
+
+
+def test_modules_that_are_dropped_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text(
+        "import gc, torch, weakref\n"
+        "seen = []\n"
+        "for _ in range(3):\n"
+        "    net = torch.nn.Linear(4, 4)\n"
+        "    net(torch.ones(1, 4))\n"
+        "    seen.append(weakref.ref(net))\n"
+        "del net\n"
+        "gc.collect()\n"
+        "print(sum(each() is not None for each in seen))\n"
+    )
+    command = [sys.executable, "-m", "autocompile", "record", "--", "many.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr

@@ -9,6 +9,8 @@ import itertools
 import json
 import pickle
 import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, ClassVar
@@ -21,7 +23,11 @@ from scripts import tune
 import autocompile
 from autocompile.errors import UsageError
 from autocompile.runtime.apply import InTraining
-from autocompile.runtime.applying import apply_to_optimizer, apply_to_phase
+from autocompile.runtime.applying import (
+    apply_config,
+    apply_to_optimizer,
+    apply_to_phase,
+)
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -556,19 +562,106 @@ def test_a_schedule_works_beside_a_compiled_step_and_another_takes_its_place(
     assert not torch.equal(before, model[0].bias)
 
 
-def test_a_state_that_was_loaded_takes_the_implementation_back_until_it_is_applied_again() -> (
+def test_an_implementation_stays_when_a_state_is_loaded_and_is_in_none_that_is_saved() -> (
     None
 ):
     fused, model = CompileConfig("eager", optimizer="fused"), net()
     optimizer = torch.optim.Adam(model.parameters())
     step(model, optimizer)
     state = copy.deepcopy(optimizer.state_dict())
-    for _ in range(2):
-        apply_to_optimizer(optimizer, fused)
-        assert optimizer.param_groups[0]["fused"]
-        step(model, optimizer)
+    apply_to_optimizer(optimizer, fused)
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["fused"]
+    step(model, optimizer)
+    assert not optimizer.state_dict()["param_groups"][0]["fused"]
+    apply_to_optimizer(optimizer, EAGER)
+    assert not optimizer.param_groups[0]["fused"], "what was set before is taken back"
+    step(model, optimizer)
+
+
+def conv_net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    conv, flat = torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten()
+    return torch.nn.Sequential(conv, torch.nn.ReLU(), flat, torch.nn.Linear(288, 2))
+
+
+def trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        model(x).square().sum().backward()
+        optimizer.step()
+    return [p.detach().contiguous() for p in model.parameters()]
+
+
+LAID_OUT = CompileConfig(
+    "eager", memory_format="channels_last", optimizer="fused", scope="model"
+)
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "Adam": partial(torch.optim.Adam, lr=1e-2),
+    "amsgrad": partial(torch.optim.AdamW, lr=1e-2, amsgrad=True),
+    "momentum": partial(torch.optim.SGD, lr=1e-2, momentum=0.9),
+    "fused already": partial(torch.optim.Adam, lr=1e-2, fused=True),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("when", ["before", "after", "model alone"])
+def test_a_state_of_before_trains_the_weights_that_it_is_of(
+    kind: str, when: str
+) -> None:
+    """Fused kernels of a CPU take moments as plain memory, whatever their strides."""
+    model, make = conv_net(), OPTIMIZERS[kind]
+    optimizer = make(model.parameters())
+    trained(model, optimizer)
+    weights = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    want = trained(model, optimizer)
+
+    model = conv_net()
+    model.load_state_dict(weights)
+    optimizer = make(model.parameters())
+    if when != "after":
         optimizer.load_state_dict(state)
-        assert not optimizer.param_groups[0]["fused"]
+    applied = [] if when == "model alone" else [optimizer]
+    apply_config(model, "train_step", LAID_OUT, applied)
+    if when == "after":
+        optimizer.load_state_dict(state)
+    torch.testing.assert_close(trained(model, optimizer), want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_is_assigned_trains_the_weights_that_it_is_of() -> None:
+    results = []
+    for config in (EAGER, LAID_OUT):
+        model = conv_net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        apply_config(model, "train_step", config, [optimizer])
+        for p in model.parameters():
+            drawn = torch.Generator().manual_seed(3)
+            p.grad = torch.randn(p.shape, generator=drawn)
+        optimizer.step()
+        results.append([p.detach().contiguous() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_state_that_was_saved_goes_on_in_an_untuned_program(tmp_path: Path) -> None:
+    model = conv_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    apply_config(model, "train_step", LAID_OUT, [optimizer])
+    trained(model, optimizer)
+    torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "saved")
+    want = trained(model, optimizer)
+    weights, state = torch.load(tmp_path / "saved")
+    for fused in (False, True):
+        model = conv_net()
+        model.load_state_dict(weights)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=fused)
+        flags = optimizer.state_dict()["param_groups"][0]
+        optimizer.load_state_dict(copy.deepcopy(state))
+        assert not optimizer.param_groups[0]["fused"] and flags["fused"] == fused
+        optimizer.param_groups[0]["fused"] = fused
+        got = trained(model, optimizer)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:the settings were measured elsewhere")

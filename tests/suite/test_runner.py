@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import util
@@ -900,3 +902,46 @@ def test_the_command_compares_and_gates(models: Path) -> None:
     shown = said(*args, *gate)
     assert "Broke" in shown
     assert "wrong_output" in shown
+
+
+# A suite that was made before: what the command writes, prints and ends with is real.
+_ENDED = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from autocompile.cli.commands import main
+from autocompile.suite import runner
+from autocompile.suite.rows import Suite
+
+found = replace(Suite.read(Path("second")), interrupted=False)
+runner.run_suite = lambda *args, **more: (Path("second"), found)
+main()
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_reader_that_stops_loses_no_file_and_no_gate(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    rows = [row(f"model_{number}", tried(1.5)) for number in range(2000)]
+    for name, some in (("first", rows), ("second", rows[1:])):
+        (tmp_path / name).mkdir()
+        text = json.dumps(suite_of(*some).to_dict())
+        (tmp_path / name / "suite.json").write_text(text)
+    gate = ["--compare", "first", "--require", "no-regression", "--csv", "t.csv"]
+    program = subprocess.Popen(
+        [sys.executable, "-c", _ENDED, "suite", "models", *gate, *more],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout
+    program.stdout.readline()
+    program.stdout.close()  # as head does
+    assert program.stderr
+    errors = program.stderr.read()
+    assert program.wait(60) == 1, errors
+    assert "gate: model_0" in errors
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 1 + 2 * 1999
+    assert (tmp_path / "second" / "suite.html").exists()

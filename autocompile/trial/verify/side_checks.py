@@ -5,9 +5,10 @@ The first checks, of every setting:
 - ``first_calls``: the first three calls, with the same seeds, on two batches in turns: results,
   inputs and buffers that a call changes, how results lie in memory, and results that a later call
   overwrites; of a step that trains, loss, gradients and buffers of the first and, from eager's
-  state, of the third, and apart from them what the optimizer makes of the same gradients. Of a side that draws its own random numbers
-  structure, types, shapes, that numbers are finite, and what the optimizer makes of its gradients.
-  In a search errors that rounding may explain (ten times the tolerance, 5 % of a gradient) pass;
+  state, of the third, and apart from them what the optimizer makes of the same gradients. Of a
+  side that draws its own random numbers structure, types, shapes, that numbers are finite, and what
+  the optimizer makes of its gradients. In a search errors that rounding may explain (ten times the
+  tolerance, 5 % of a gradient) pass;
 - ``repeated_draws``: those random numbers are the same for the same seed;
 - ``last_call``: one call after the timing, in memory that another call's inputs had.
 

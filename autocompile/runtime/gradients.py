@@ -1,0 +1,72 @@
+"""Keeps gradients that add up over several backward passes out of the memory of CUDA graphs.
+
+A graph writes the gradients of each backward pass to the same memory. The first pass hands that
+memory out as ``.grad``, to which the second would add what it has just overwritten: torch raises an
+error, and older versions gave wrong sums (pytorch/pytorch#96693, #169545). So before a call that
+will write there again, gradients that are still there are copied once, to memory of their own, in
+which torch then adds up.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_OWN = "_autocompile_own"  # set on a gradient in memory of its own
+_steps = itertools.count()
+_last_step = next(_steps)
+
+
+class KeptGradients:
+    """The gradients of one model that CUDA graphs run."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._seen_step = _last_step
+        # Whether it was tried after a step: a program that keeps gradients (``set_to_none=False``)
+        # keeps the copies, and for one that drops them no more are made.
+        self._has_tried = False
+        _count_steps()
+
+    def before_call(self) -> None:
+        """Copy gradients that the next call may overwrite; call it before each."""
+        if not torch.is_grad_enabled():
+            return
+        has_stepped, self._seen_step = _last_step != self._seen_step, _last_step
+        held = [p for p in self._model.parameters() if _is_a_graphs(p.grad)]
+        if not held or (has_stepped and self._has_tried):
+            return
+        self._has_tried |= has_stepped
+        for p in held:
+            assert p.grad is not None
+            p.grad = _copy_of(p.grad)
+
+
+def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
+    own = gradient.clone()
+    setattr(own, _OWN, True)
+    return own
+
+
+def _is_a_graphs(gradient: torch.Tensor | None) -> bool:
+    """Whether it may be a graph's; not a view, such as of a bucket of several ranks."""
+    return (
+        gradient is not None
+        and gradient.layout is torch.strided
+        and not gradient._is_view()
+        and not hasattr(gradient, _OWN)
+    )
+
+
+@functools.cache
+def _count_steps() -> None:
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(*_: object) -> None:
+    global _last_step
+    if not torch.compiler.is_compiling():
+        _last_step = next(_steps)

@@ -1,0 +1,116 @@
+"""Gradients that add up are right under a compiler that writes them to the same memory each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import register_backend
+from torch._dynamo.backends.common import aot_autograd
+
+from autocompile.runtime import applying, gradients
+from autocompile.runtime.applying import apply_config
+from autocompile.settings.config import CompileConfig
+
+LOOPS = ("none_before", "none_after", "kept", "accumulated", "accumulated_and_kept")
+
+
+def _into_the_same_memory(graph: Any, _: Sequence[Any]) -> Callable[..., Any]:
+    """As a CUDA graph does: what it gives lies where its last results did."""
+    memory: dict[int, torch.Tensor] = {}
+
+    def run(*args: Any) -> Any:
+        results = []
+        for place, value in enumerate(graph(*args)):
+            if not isinstance(value, torch.Tensor):
+                results.append(value)
+                continue
+            own = memory.setdefault(place, torch.empty_like(value))
+            own.copy_(value.detach())
+            storage = own.untyped_storage()
+            # A tensor of its own, which autograd takes as a gradient without a copy.
+            alike = torch.empty(0, dtype=own.dtype).set_(
+                storage, 0, own.shape, own.stride()
+            )
+            results.append(alike)
+        return results
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "same_memory" not in torch._dynamo.list_backends(()):
+        backend = aot_autograd(
+            fw_compiler=lambda graph, _: graph, bw_compiler=_into_the_same_memory
+        )
+        register_backend(backend, name="same_memory")
+    monkeypatch.setattr(applying, "uses_cuda_graphs", lambda config: True)
+    torch._dynamo.reset()
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def _train(model: nn.Module, loop: str) -> list[torch.Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    drawn = torch.Generator().manual_seed(1)
+    for number in range(8):
+        x = torch.randn(5, 6, generator=drawn)
+        if loop == "none_before":
+            optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if loop == "none_after":  # in the middle, as much code does
+            optimizer.zero_grad()
+        if loop == "kept":
+            optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        if not loop.startswith("accumulated"):
+            optimizer.step()
+        elif number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not loop.endswith("kept"))
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_loop_trains_as_in_eager_mode(loop: str) -> None:
+    want, model = _train(_net(), loop), _net()
+    apply_config(model, "train_step", CompileConfig("same_memory"))
+    torch.testing.assert_close(_train(model, loop), want)
+
+
+def test_without_it_gradients_that_add_up_are_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that the compiler of these tests is known to do what CUDA graphs do."""
+    monkeypatch.setattr(applying, "uses_cuda_graphs", lambda config: False)
+    want, model = _train(_net(), "accumulated"), _net()
+    apply_config(model, "train_step", CompileConfig("same_memory"))
+    got = _train(model, "accumulated")
+    assert any(
+        not torch.allclose(a, b, rtol=1e-3) for a, b in zip(got, want, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("loop", "most"), [("none_before", 0), ("none_after", 1)])
+def test_a_program_that_drops_gradients_pays_for_no_copies(
+    loop: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, copy_of = 0, gradients._copy_of
+
+    def counted(gradient: torch.Tensor) -> torch.Tensor:
+        nonlocal copied
+        copied += 1
+        return copy_of(gradient)
+
+    monkeypatch.setattr(gradients, "_copy_of", counted)
+    model = _net()
+    apply_config(model, "train_step", CompileConfig("same_memory"))
+    _train(model, loop)
+    assert copied == most * len(list(model.parameters()))
