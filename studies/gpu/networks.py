@@ -115,6 +115,17 @@ _GPU = (
         gpu_gb=20,
     ),
     Model("recommender_step", "cuda", "train_step", gpu_gb=6),
+    Model(
+        "t5_step",
+        "cuda",
+        "train_step",
+        ("t5.encoder.block", "t5.decoder.block"),
+        gpu_gb=16,
+        draws=True,
+    ),
+    Model("unet_large", "cuda", "forward", has_convolutions=True, gpu_gb=8),
+    Model("llama_1b_token", "cuda", "forward", ("blocks",), gpu_gb=9),
+    Model("whisper_large_encoder", "cuda", "forward", ("encoder.layers",), gpu_gb=6),
 )
 _CPU = (
     Model("decoder_deep", "cpu", "forward", ("blocks",)),
