@@ -44,7 +44,7 @@ def _growth_on_cpu(call: Callable[[], Any]) -> int:
     # In order of time; what is freed has a negative size.
     events.sort(key=lambda event: event.start_ns())
     sizes = [int(event.nbytes()) for event in events]
-    return max(0, *itertools.accumulate(sizes))
+    return max(0, max(itertools.accumulate(sizes), default=0))
 
 
 def with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module
 # Of what calls change, in bytes: with less, sides keep their memory.
 LARGE = 2**24
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_KNOWN = (torch.Tensor, torch.nn.Module, torch.Generator, str, bytes, int, float)
 
 
 class Holder(Protocol):
@@ -104,8 +105,12 @@ class State:
         side.forget()
         for name, mine in side.dictionaries().items():
             for key, kept in self.numbers.get(name, {}).items():
+                now = mine.get(key)
+                if isinstance(kept, _Drawn):
+                    if isinstance(now, torch.Generator):
+                        now.set_state(kept.state)
                 # What is no number of this kind by now means something else here.
-                if type(mine.get(key)) is type(kept):
+                elif type(now) is type(kept):
                     mine[key] = kept
 
     def _write_values(self, side: Holder) -> None:
@@ -148,9 +153,46 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """Where a generator of the model's own stands."""
+
+    state: torch.Tensor
+
+
 def _plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers in a dictionary; no booleans, which are flags that Dynamo may change."""
-    return {key: v for key, v in values.items() if type(v) in (int, float)}
+    """The numbers and generators in a dictionary; no booleans: flags that Dynamo may change."""
+    found = {key: v for key, v in values.items() if type(v) in (int, float)}
+    generators = {k: v for k, v in values.items() if isinstance(v, torch.Generator)}
+    return found | {key: _Drawn(v.get_state()) for key, v in generators.items()}
+
+
+def changing_attributes(
+    model: torch.nn.Module, call: Callable[[], Any]
+) -> list[tuple[str, str]]:
+    """Attributes of modules that a call changes and no state holds: class and attribute, and type."""
+    before = _things_in(model)
+    call()
+    after = _things_in(model)
+    return [name for name in after if before.get(name) != after[name]]
+
+
+def _things_in(model: torch.nn.Module) -> dict[tuple[str, str], Any]:
+    """What is in attributes that are no tensors, modules or numbers: the identities of its parts."""
+    found: dict[tuple[str, str], Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name in _OF_MODULES or isinstance(value, _KNOWN):
+                continue
+            parts = value if isinstance(value, Collection) else vars_of(value).values()
+            of = f"{type(module).__name__}.{name}", type(value).__name__
+            found[of] = (id(value), [id(part) for part in parts])
+    return found
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, which may have none."""
+    return getattr(value, "__dict__", {})
 
 
 def _set_gradient(p: torch.Tensor, value: torch.Tensor | None) -> None:

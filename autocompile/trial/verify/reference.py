@@ -23,6 +23,7 @@ from autocompile.trial.model.calls import Calls, Sample, each_call
 from autocompile.trial.model.sides import Side, Turns, make_side
 from autocompile.trial.model.state import (
     State,
+    changing_attributes,
     generator_states,
     perturb,
     random_states,
@@ -443,8 +444,23 @@ class Reference:
             return ""
         return (
             f"eager differs from itself by {unsteady:.1g}, so nothing can be compared with it "
-            "(what a call changes is put back in buffers and attributes of modules, and get_step() "
-            "is called anew)"
+            f"({self._why_unsteady()})"
+        )
+
+    def _why_unsteady(self) -> str:
+        """What a call leaves in the model, which no later call begins without, and what to do."""
+        eager = self.kept()
+        changing = changing_attributes(eager.model, lambda: self.call(eager, 0))
+        self.kept()
+        if changing:
+            name, kind = changing[0]
+            return (
+                f"each call changes {name}, a {kind}, which nobody puts back: tune the part of the "
+                "model that does not keep it, or a step of your own that resets it"
+            )
+        return (
+            "what a call changes is put back in buffers, numbers and generators of modules, and "
+            "get_step() is called anew"
         )
 
     def _observe(self, side: Side) -> list[View]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,45 @@ def test_nothing_is_compared_with_an_eager_that_differs_from_itself() -> None:
     assert "so nothing can be compared with it" in message
 
 
+def test_a_queue_that_calls_leave_in_the_model_is_named() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 16)
+            self.queue: deque[torch.Tensor] = deque()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.queue:
+                self.queue.extend(self.linear(x).chunk(2, dim=1))
+            return self.queue.popleft()
+
+    outcome, message = refused(a_target(Policy, batch(4, 8)))
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert "each call changes Policy.queue, a deque, which nobody puts back" in message
+
+
+def test_a_generator_of_the_models_own_begins_anew_with_the_state() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.generator = torch.Generator().manual_seed(7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            noise = torch.randn(x.shape, generator=self.generator)
+            return self.linear(x) + noise
+
+    assert judged(a_target(Noisy, batch(4, 8)))
+    first: list[torch.Tensor] = []
+
+    def the_same_noise(output: torch.Tensor) -> torch.Tensor:
+        first.append(output)
+        return first[0]
+
+    outcome, _ = refused(a_target(Noisy, batch(4, 8)), lie=changed(the_same_noise))
+    assert outcome is Outcome.WRONG_OUTPUT
+
+
 def test_an_output_without_a_tensor_is_refused() -> None:
     target = a_target(lambda: Layer(lambda y, x: x.shape[0]), batch(4, 8))
     outcome, message = refused(target)
@@ -428,7 +468,7 @@ def test_state_that_cannot_be_put_back_is_named_and_no_setting_is_blamed_for_it(
     outcome, message = refused(a_target(Hidden, batch(4, 8)))
     assert outcome is Outcome.WRONG_OUTPUT
     assert message.startswith("eager differs from itself by")
-    assert "is put back in buffers and attributes of modules, and get_step" in message
+    assert "each call changes Hidden.cache, a Cache, which nobody puts back" in message
 
 
 def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:
