@@ -186,7 +186,8 @@ def sizes_of(
     if fixed := target.get("fixed_batch_size"):
         if asked and set(asked) != {fixed}:
             raise TargetError(
-                f"the inputs of {request.target} have batch size {fixed}: its get_inputs() takes none",
+                f"the inputs of {request.target} have batch size {fixed}, whatever get_inputs() "
+                "is asked for",
                 hint="def get_inputs(batch_size), or the same command without --batch-size",
             )
         return [fixed]

@@ -295,7 +295,8 @@ class Training(Side):
         """
         self.optimizers = optimizers
         groups = [g for optimizer in optimizers for g in optimizer.param_groups]
-        steps = [p for group in groups for p in group["params"] if p.requires_grad]
+        # Also what is frozen now: a step may freeze one part while another learns.
+        steps = [p for group in groups for p in group["params"]]
         names = {id(p): name for name, p in self.model.named_parameters()}
         self.parameters = {
             names.get(id(p), f"parameter {n} of optimizers"): p

@@ -277,9 +277,28 @@ def _first_inputs(
         result.target["workload"] = workload
     # A library draws every shape that there is by itself.
     if not target.library:
+        if not (target.fixed_batch or isinstance(inputs, Calls) or inputs is None):
+            _look_at_sizes(target, phase, request, inputs, result)
         draw = 0 if isinstance(inputs, Calls) else 1
         _look_at_calls(inputs, inputs_of(target, phase, size, seed, draw), result)
     return inputs
+
+
+def _look_at_sizes(
+    target: Target, phase: str, request: ProbeRequest, inputs: Any, result: ProbeResult
+) -> None:
+    """Take a batch size for fixed where ``get_inputs`` gives the same shapes for another one."""
+    size = request.batch_size or 1
+    try:
+        others = inputs_of(target, phase, size + 1, request.header.seed)
+    except Exception:
+        return  # what it does not take is found where it is asked for
+    if tensors_by_path(inputs) and shape_of(inputs) == shape_of(others):
+        target.fixed_batch = True
+        result.target["choices"]["batch size"] = (
+            f"{_samples_in(inputs)}: get_inputs({size}) and get_inputs({size + 1}) give the same "
+            "shapes, so no other size is tried"
+        )
 
 
 def _demand_same_shapes(
