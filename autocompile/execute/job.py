@@ -169,7 +169,7 @@ class JobFactory:
             if toolchain.is_dir():
                 shutil.copytree(toolchain, cache)
             else:
-                cache.mkdir(mode=0o755, parents=True)
+                make_folder(cache)
         except OSError as error:
             raise RunError(
                 f"cannot write the compiler cache {cache}: {error.strerror or error}",

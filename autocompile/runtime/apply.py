@@ -171,6 +171,12 @@ def _demand_fit(
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            "DistributedDataParallel has taken the model as it was: its buckets would lie otherwise "
+            "than weights that a setting lays out",
+            hint="autocompile.apply(model, ...), then DistributedDataParallel(model)",
+        )
     more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
     whole = phases.phase_of(phase).whole
     if is_module and is_whole:
@@ -223,6 +229,12 @@ class InTraining:
                 hint="autocompile tune model.py --phase train_step,optimizer_step",
             )
         choice = _chosen(tuned, name, batch_size)
+        if name == phases.FORWARD and not choice.config.is_eager:
+            warnings.warn(
+                "the settings of forward are used for training: neither its speed nor its gradients "
+                "were measured. autocompile tune model.py --phase train_step does",
+                stacklevel=3,
+            )
         if not choice.config.trains:
             raise UsageError(
                 f"the settings of {name} compute no gradients: {choice.config.label()}",

@@ -72,16 +72,24 @@ def record(model: torch.nn.Module, path: str | os.PathLike[str]) -> Iterator[Non
     cannot be written.
     """
     recorder = Recorder(_name_of(model))
+    # Around what a call of the module runs, compiled or not. Not a hook: what has compiled sees no
+    # hook of later, and what compiles inside the context would keep it.
+    name = "_compiled_call_impl" if model._compiled_call_impl else "_call_impl"
+    is_own, call = name in vars(model), getattr(model, name)
 
-    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder.note(args, kwargs)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            recorder.note(args, kwargs)
+        return call(*args, **kwargs)
 
-    hidden: Any = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
-    hook = model.register_forward_pre_hook(hidden, prepend=True, with_kwargs=True)
+    vars(model)[name] = noted
     try:
         yield
     finally:
-        hook.remove()
+        if is_own:
+            vars(model)[name] = call
+        else:
+            del vars(model)[name]
         # An error of the user's own goes first.
         if recorder.order or sys.exc_info()[0] is None:
             recorder.write(Path(path))

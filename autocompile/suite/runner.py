@@ -25,7 +25,7 @@ from autocompile.errors import (
 from autocompile.request import Request
 from autocompile.settings.option import Kept, kept_names
 from autocompile.store import runs, targets
-from autocompile.store.files import write_json
+from autocompile.store.files import make_folder, write_json
 from autocompile.store.record import RunFolder
 from autocompile.store.report import Report
 from autocompile.store.run import Run
@@ -86,7 +86,7 @@ class Runner:
 
     def run(self) -> Suite:
         """The suite with all rows; Ctrl-C ends it with those that there are."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         done = {m.folder for m in self.suite.members if self._is_at_an_end(m)}
         for reports in self._reports.values():
             for kind, report in reports.items():

@@ -14,9 +14,12 @@ import psutil
 import pytest
 import torch
 from conftest import assert_nothing_left
+from torch._dynamo import register_backend
 
 from autocompile.errors import UsageError
+from autocompile.runtime.applying import apply_to_phase
 from autocompile.runtime.recording import record
+from autocompile.settings.config import CompileConfig
 from autocompile.store.recorded_calls import read_calls
 
 PROGRAM = """
@@ -39,6 +42,15 @@ sys.exit(0)
 class Net(torch.nn.Module):
     def forward(self, ids: torch.Tensor, **others: Any) -> torch.Tensor:
         return ids * 2
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
 
 
 def test_calls_are_noted_in_order(tmp_path: Path) -> None:
@@ -73,18 +85,35 @@ def test_no_contents_are_noted(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("compiled", ["wrapped", "in place"])
-def test_a_compiled_model_is_recorded(tmp_path: Path, compiled: str) -> None:
-    net: Any = torch.nn.Linear(4, 4)
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("compiled", ["wrapped", "in place", "applied"])
+def test_a_compiled_model_is_recorded_and_stays_as_it_is(
+    tmp_path: Path, compiled: str, is_warm: bool
+) -> None:
+    net: Any = Layer()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
     if compiled == "wrapped":
-        net = torch.compile(net, backend="eager")
+        net = torch.compile(net, backend=backend, fullgraph=True, dynamic=False)
+    elif compiled == "in place":
+        net.compile(backend=backend, fullgraph=True, dynamic=False)
     else:
-        net.compile(backend="eager")
+        register_backend(backend, name=(name := f"seen_{is_warm}"))
+        apply_to_phase(net, "forward", CompileConfig(name, fullgraph=True))
+    if is_warm:
+        net(torch.ones(2, 4))
     with record(net, tmp_path / "calls.json"):
         net(torch.ones(2, 4))
-        net(torch.ones(3, 4))
+        net(torch.ones(2, 4))
+    compiled_once = len(graphs)
+    net(torch.ones(2, 4))
     calls = read_calls(tmp_path / "calls.json")
-    assert (calls.model, calls.order) == ("Linear", (0, 1))
+    assert (calls.model, calls.order) == ("Layer", (0, 0))
+    assert compiled_once == len(graphs) == 1
 
 
 def test_without_a_call_it_says_so(tmp_path: Path) -> None:
