@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from autocompile import cli
 from autocompile.cli.browse import export, list_runs, show
 from autocompile.cli.checking import check, doctor, init, verify
-from autocompile.cli.output import Lasting, say
+from autocompile.cli.output import lasting_streams, say
 from autocompile.cli.recorder import record
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode, UsageError
@@ -98,7 +98,11 @@ def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
-    sys.stdout, sys.stderr = Lasting.of(sys.stdout), Lasting.of(sys.stderr)
+    with lasting_streams():
+        _run()
+
+
+def _run() -> None:
     try:
         app(obj=cli.BEGAN)
     except AutocompileError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +36,41 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
     draw(Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
 
 
-class Lasting(io.TextIOWrapper):
-    """A text stream whose reader may stop reading: what is written then is lost, and nothing else.
+@contextlib.contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Context in which ``| head`` neither ends a run nor decides its exit code.
 
-    So ``| head`` neither ends a run nor decides its exit code.
+    What the encoding of a stream lacks, such as ×, is a ? there.
     """
+    usual = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_lasting, usual)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = usual
 
-    @classmethod
-    def of(cls, stream: Any) -> Any:
-        """In place of a stream, with ? for what its encoding lacks; itself where it is no file."""
-        try:
-            stream.flush()
-            encoding, by_line = stream.encoding, stream.line_buffering
-            buffer = stream.detach()
-        except (AttributeError, OSError, ValueError):
-            return stream
-        return cls(buffer, encoding, errors="replace", line_buffering=by_line)
+
+def _lasting(stream: Any) -> Any:
+    """In place of a stream, or itself where it is none that is known."""
+    try:
+        stream.flush()
+        encoding, by_line = stream.encoding, stream.line_buffering
+        return _Lasting(
+            stream.buffer, encoding, errors="replace", line_buffering=by_line
+        )
+    except (AttributeError, OSError, ValueError):
+        return stream
+
+
+class _Lasting(io.TextIOWrapper):
+    """A text stream whose reader may stop reading: what is written then is lost, and nothing else."""
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):  # it is closed
+            self.flush()  # not the buffer, which is another stream's
 
     def write(self, text: str) -> int:
         try:
