@@ -14,6 +14,10 @@ except ImportError:  # the same under its other name
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+_NOT_CLIPPED = (
+    "a fused step unscales its gradients by itself, and Lightning clips none of such a step "
+    "(precision 16-mixed with gradient_clip_val)"
+)
 _HINT = 'TunedCallback(..., module="net"), the attribute that was tuned'
 
 
@@ -47,7 +51,16 @@ class TunedCallback(Callback):  # type: ignore[misc]
             model = pl_module.get_submodule(self._module)
         except AttributeError as error:
             raise UsageError(str(error), hint=_HINT) from error
-        applied = self._in_training.apply(model, trainer.optimizers, self._batch_size)
+        is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        clips = bool(trainer.gradient_clip_val)
+        why = _NOT_CLIPPED if clips and is_scaled else ""
+        applied = self._in_training.apply(
+            model, trainer.optimizers, self._batch_size, why
+        )
+        if clips and not is_scaled:
+            # Lightning takes each fused step for one that unscales, and would clip none of it.
+            for optimizer in trainer.optimizers:
+                optimizer._step_supports_amp_scaling = False
         rank_zero_info(f"autocompile: {applied}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:

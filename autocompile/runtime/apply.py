@@ -210,12 +210,14 @@ class InTraining:
         model: torch.nn.Module,
         optimizers: Iterable[torch.optim.Optimizer],
         batch_size: int | None = None,
+        not_fused: str = "",
     ) -> str:
         """Compile the forward pass with its backward, and change the optimizers' steps, in place.
 
         Uses the settings of ``train_step``, or else of ``forward`` and ``optimizer_step``; returns
         in words what is applied. Loading an optimizer's state takes its setting back. Raises a
         UsageError if there are no such settings, or they compute no gradients or fit no optimizer.
+        ``not_fused`` says why the trainer takes no fused step, which then stays as it is.
         """
         device = device_of(model) or torch.device("cpu")
         tuned = self._settings.fitting(describe(device))
@@ -250,6 +252,9 @@ class InTraining:
             step = _chosen(tuned, phases.OPTIMIZER_STEP).config
         forward = replace(choice, config=replace(choice.config, optimizer="default"))
         apply(model, replace(tuned, phases={phases.FORWARD: (forward,)}))
+        if step.optimizer == "fused" and not_fused:
+            warnings.warn(f"the optimizer stays as it is: {not_fused}", stacklevel=3)
+            step = CompileConfig("eager")
         for optimizer in optimizers:
             apply_to_optimizer(optimizer, step)
         self._model = model

@@ -68,11 +68,19 @@ class Lit(lightning.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
 
-def fitted(model: Any, *callbacks: Any, steps: int = 2, **asked: Any) -> Any:
+def fitted(
+    model: Any,
+    *callbacks: Any,
+    steps: int = 2,
+    precision: Any = "32-true",
+    gradient_clip_val: float | None = None,
+    **asked: Any,
+) -> Any:
     """Lightning's Trainer after so many steps."""
     names = ("logger", "checkpointing", "progress_bar", "model_summary")
     silent = {name if name == "logger" else f"enable_{name}": False for name in names}
-    more = {"accelerator": "cpu", "num_sanity_val_steps": 0, **silent}
+    more: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, **silent}
+    more |= {"precision": precision, "gradient_clip_val": gradient_clip_val}
     trainer = lightning.Trainer(max_steps=steps, callbacks=list(callbacks), **more)
     torch.manual_seed(0)
     data = torch.utils.data.DataLoader(torch.randn(16, 8), batch_size=4)
@@ -136,6 +144,25 @@ def test_lightning_fits_compiled_and_checkpoints_keep_their_keys(
     trainer = fitted(Lit(), OfLightning(tuned, module="net"), steps=3, ckpt_path=path)
     assert steps_of(trainer.optimizers[0]) == 1
     assert trainer.optimizers[0].param_groups[0]["foreach"] is False
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning_clips_gradients_of_a_fused_step(
+    tmp_path: Path, precision: Any
+) -> None:
+    weights = []
+    for config in (EAGER, CompileConfig("eager", optimizer="fused")):
+        path = tmp_path / "tuned.json"
+        found = settings(train_step={4: config})
+        path.write_text(TunedSet.read(found).to_json())
+        model = Lit()
+        callback = OfLightning(path, module="net")
+        trainer = fitted(
+            model, callback, precision=precision, gradient_clip_val=0.01, steps=4
+        )
+        assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is (config != EAGER)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(weights[1], weights[0])
 
 
 def test_lightning_refuses_what_it_cannot_use(tuned: Path, tmp_path: Path) -> None:
