@@ -89,6 +89,7 @@ WINGS = {
         "algorithm": "runtime",
         "actors": "runtime",
         "observations": "runtime",
+        "several": "runtime",
         "modules": "trial",
         "learner": "trial",
         "in_algorithm": "trial",

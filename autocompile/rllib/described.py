@@ -7,7 +7,7 @@ from autocompile.settings.libraries import Library
 RLLIB = Library(
     name="rllib",
     title="RLlib",
-    kinds=("AlgorithmConfig", "RLModule", "RLModuleSpec"),
+    kinds=("AlgorithmConfig", "RLModule", "RLModuleSpec", "MultiRLModuleSpec"),
     module="an RLModule",
     calls="forward_exploration(), forward_inference() and forward_train()",
     use=(

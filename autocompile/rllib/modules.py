@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from autocompile.errors import TargetError
-from autocompile.rllib import actors, observations
+from autocompile.rllib import actors, observations, several
 from autocompile.rllib.described import RLLIB
 from autocompile.rllib.learner import SIZES, LearnerUpdates, minibatch
 from autocompile.settings.phases import (
@@ -65,8 +66,14 @@ def from_object(value: Any) -> Target:
         target = _target("RLModuleSpec", value.build())
         target.inference_model = replace(value, inference_only=True).build()
         return target
+    if isinstance(value, MultiRLModuleSpec):
+        name, spec = several.one_of(value)
+        target = from_object(spec)
+        target.kind = "MultiRLModuleSpec"
+        target.choices["module"] = several.one_in_words(name, value)
+        return target
     if isinstance(value, AlgorithmConfig):
-        return _from_config(value)
+        return _from_several(value) if value.is_multi_agent else _from_config(value)
     raise TargetError(f"RLlib's {type(value).__name__} cannot be tuned")
 
 
@@ -105,6 +112,31 @@ def _from_config(config: Any) -> Target:
             )
         else:
             _take_whole_batches(config, module, rows, target)
+    return target
+
+
+def _from_several(config: Any) -> Target:
+    """A target of one of the modules of several agents, which are alike.
+
+    Each is called by itself, and :func:`autocompile.rllib.tuned` compiles each.
+    """
+    every, rows = several.of_config(config)
+    name, spec = several.one_of(every)
+    target = _target("AlgorithmConfig", spec.build(), env_to_module=None)
+    target.inference_model = replace(spec, inference_only=True).build()
+    target.algorithm = f"{type(config).__module__}:{type(config).__qualname__}"
+    target.choices["module"] = several.one_in_words(name, every)
+    target.choices["exploration"] = "the inference-only module that env runners build"
+    if isinstance(lr := config.lr, (int, float)):
+        target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
+        target.choices["optimizer"] = f"Adam with the config's lr {lr}"
+    learned = int(config.minibatch_size or config.train_batch_size_per_learner or 1)
+    target.own_batch_size = {
+        phase_name: rows.get(name, 1) if phase.role == "worker" else learned
+        for phase_name, phase in PHASES.items()
+        if phase.role and phase.has_batch_size
+    }
+    _take_threads(config, target)
     return target
 
 
@@ -212,11 +244,14 @@ def _take_threads_of(
         target.choices[f"{name}s"] = words
 
 
-def _target(kind: str, module: Any, config: Any = None) -> Target:
-    """A target from a built RLModule, with random observations, passed through connectors."""
+def _target(kind: str, module: Any, env_to_module: Any = None) -> Target:
+    """A target from a built RLModule, with random observations.
+
+    They pass through the connectors of the AlgorithmConfig ``env_to_module``, if there is one.
+    """
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
-        connectors = None if config is None else observations.connectors_of(config)
+        connectors = env_to_module and observations.connectors_of(env_to_module)
         return observations.made_up_batch(module, batch_size or 1, connectors)
 
     def make_training_inputs(batch_size: int | None) -> dict[str, Any]:

@@ -479,12 +479,11 @@ def test_the_users_own_inputs_come_before_made_up_ones(module: Any) -> None:
     assert target.choices["inputs"] == "get_inputs() of the target"
 
 
-def test_something_else_of_rllib_is_no_target(module: Any) -> None:
-    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+def test_something_else_of_rllib_is_no_target() -> None:
+    from ray.rllib.callbacks.callbacks import RLlibCallback
 
-    several = MultiRLModuleSpec(rl_module_specs={"a": module.spec})
-    with pytest.raises(TargetError, match="MultiRLModuleSpec cannot be tuned"):
-        from_object(several)
+    with pytest.raises(TargetError, match="RLlibCallback cannot be tuned"):
+        from_object(RLlibCallback())
 
 
 def test_the_module_moves_to_a_device_with_its_inference_half(module: Any) -> None:

@@ -1,0 +1,84 @@
+"""Configurations of several agents: one of the modules that are alike is tuned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+import gymnasium
+import numpy as np
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import (
+    DefaultPPOTorchRLModule,
+)
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+
+from autocompile.errors import TargetError
+from autocompile.rllib.modules import from_object
+
+SPACES: Any = {
+    "observation_space": gymnasium.spaces.Box(-1, 1, (4,), np.float32),
+    "action_space": gymnasium.spaces.Discrete(2),
+}
+
+
+def config(agents: int = 2, **more: Any) -> Any:
+    """Two policies, whose spaces the environment tells, as most write it."""
+    return (
+        PPOConfig()
+        .environment(MultiAgentCartPole, env_config={"num_agents": agents})
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+        .multi_agent(
+            policies={"p0", "p1"},
+            policy_mapping_fn=lambda agent, *_, **__: f"p{agent % 2}",
+        )
+        .training(minibatch_size=32, **more)
+    )
+
+
+def spec(**model_config: Any) -> RLModuleSpec:
+    return RLModuleSpec(DefaultPPOTorchRLModule, model_config=model_config, **SPACES)
+
+
+def test_one_of_the_modules_is_tuned_at_the_rows_that_a_runner_gives_it() -> None:
+    target = from_object(config(agents=3))
+    assert target.choices["module"] == "p0, one of 2 that are alike"
+    assert isinstance(target.model, DefaultPPOTorchRLModule)
+    assert target.inference_model is not None and target.inference_model.inference_only
+    # Agents 0 and 2 of each of four environments.
+    assert target.own_batch_size["forward_exploration"] == 8
+    assert target.own_batch_size["forward_train"] == 32
+    assert target.make_inputs(8)["obs"].shape == (8, 4)
+    assert target.choices["optimizer"] == "Adam with the config's lr 5e-05"
+
+
+def test_a_spec_of_several_is_one_of_them() -> None:
+    target = from_object(MultiRLModuleSpec(rl_module_specs={"b": spec(), "a": spec()}))
+    assert target.choices["module"] == "a, one of 2 that are alike"
+
+
+def test_modules_that_are_not_alike_are_refused_in_words() -> None:
+    each = {"a": spec(), "b": spec(head_fcnet_hiddens=[8])}
+    with pytest.raises(TargetError, match="the modules a, b are not alike"):
+        from_object(MultiRLModuleSpec(rl_module_specs=each))
+
+
+def test_modules_that_others_call_are_refused_in_words() -> None:
+    class Shared(MultiRLModule):
+        pass
+
+    shared = MultiRLModuleSpec(
+        multi_rl_module_class=Shared, rl_module_specs={"a": spec()}
+    )
+    with pytest.raises(TargetError, match="are called by their Shared"):
+        from_object(shared)
+
+
+def test_without_an_environment_it_says_so() -> None:
+    without = PPOConfig().multi_agent(policies={"p0"}, policy_mapping_fn=lambda a: "p0")
+    with pytest.raises(TargetError, match="names no environment"):
+        from_object(without)
