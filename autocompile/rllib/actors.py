@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -105,6 +106,8 @@ class TunedRunner(_Tuned):
     """Applies settings to the sampling phase of an env runner."""
 
     sampling: Choice | None = None
+    _phase = ""
+    _in_use: weakref.WeakValueDictionary[str, torch.nn.Module]
 
     def make_module(self) -> None:
         super().make_module()
@@ -124,10 +127,24 @@ class TunedRunner(_Tuned):
         choice = choice or self.tuned.at(phases.FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
             return
-        self.sampling = choice
-        for name, module in _modules(self.module):
+        self.sampling, self._phase = choice, phase
+        self._in_use = weakref.WeakValueDictionary()
+        self._follow_modules()
+
+    def _follow_modules(self) -> None:
+        """Tune the modules that were added, and forget those that were removed."""
+        if (choice := self.sampling) is None:
+            return
+        phase = self._phase
+        named = {f"{n}.{phase}".strip("."): m for n, m in _modules(self.module)}
+        for key in self.active.keys() - named.keys():
+            del self.active[key]
+        for key, module in named.items():
+            if self._in_use.get(key) is module:
+                continue
+            self._in_use[key] = module
             compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
-            self.use(f"{name}.{phase}".strip("."), choice, compiled)
+            self.use(key, choice, compiled)
             # With several agents, a module's batch size is known only at the first step.
             if compiled is not None and not isinstance(self.module, MultiRLModule):
                 with process_of(choice.config.process):
@@ -136,6 +153,7 @@ class TunedRunner(_Tuned):
                 compiled.later_graphs = 0
 
     def sample(self, **kwargs: Any) -> Any:
+        self._follow_modules()
         with process_of(self.sampling.config.process if self.sampling else {}):
             return super().sample(**kwargs)
 
@@ -157,6 +175,12 @@ class TunedLearner(_Tuned):
         self._tune(module_id, self.module[module_id].unwrapped())
         self._tune_optimizers()
         return added
+
+    def remove_module(self, module_id: str, **kwargs: Any) -> Any:
+        removed = super().remove_module(module_id, **kwargs)
+        for key in [key for key in self.active if key.startswith(f"{module_id}.")]:
+            del self.active[key]
+        return removed
 
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         # The backward pass uses the setting of forward_train, as in its measurement.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ pytest.importorskip("ray")
 import gymnasium
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
@@ -232,6 +235,41 @@ def test_several_agents_have_each_module_compiled(built: Built) -> None:
     runner, learner = trained(built(tuned(config, ALL)))
     assert {"a.forward_exploration", "b.forward_exploration"} <= runner.keys()
     assert {"a.forward_train", "b.forward_train"} <= learner.keys()
+
+
+def test_modules_that_come_later_are_tuned_and_those_that_go_are_forgotten(
+    built: Built,
+) -> None:
+    def mapped(*names: str) -> Callable[..., str]:
+        return lambda agent, *_, **__: names[int(agent) % 2]
+
+    config = ppo().environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    config.multi_agent(policies={"a", "b"}, policy_mapping_fn=mapped("a", "b"))
+    algorithm = built(tuned(config, ALL))
+    algorithm.train()
+    gone = weakref.ref(algorithm.env_runner.module["b"])
+    like = algorithm.env_runner.module["a"]
+    spec = RLModuleSpec(
+        type(like), like.observation_space, like.action_space, model_config={}
+    )
+    algorithm.add_module("c", spec, new_agent_to_module_mapping_fn=mapped("a", "c"))
+    algorithm.remove_module("b", new_agent_to_module_mapping_fn=mapped("a", "c"))
+    algorithm.train()
+    runner = algorithm.env_runner.tell_active()["settings"]
+    (learner,) = (
+        each.get()["settings"]
+        for each in algorithm.learner_group.foreach_learner(
+            lambda one, *_: one.tell_active()
+        )
+    )
+    assert {*runner} == {"a.forward_exploration", "c.forward_exploration"}
+    assert {key for key in learner if key.endswith("forward_train")} == {
+        "a.forward_train",
+        "c.forward_train",
+    }
+    assert runner["c.forward_exploration"]["graphs"]
+    gc.collect()
+    assert gone() is None
 
 
 def test_what_cannot_be_tuned_is_refused_in_words() -> None:
