@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from autocompile.cli.output import say
 from autocompile.errors import UsageError
-from autocompile.store.call_journal import called_modules
+from autocompile.store.call_journal import Called, called_modules
 
 Program = Annotated[
     list[str],
@@ -32,6 +32,7 @@ Output = Annotated[
 ]
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WATCHED = (*_STOPS, signal.SIGCHLD)
+_BY_THE_KERNEL = 0x80  # SI_KERNEL of sigaction(2): typed in a terminal
 _WITH_A_VALUE = ("-X", "-W")  # options of Python whose value is the next word
 _INTERPRETER = re.compile(r"python[0-9.]*")
 
@@ -49,7 +50,8 @@ def record(program: Program, output: Output = Path("calls.json")) -> None:
         journal = Path(folder, "calls")
         module = ("-m", "autocompile.runtime.recording", str(journal))
         with _held_signals() as usual:
-            code = _run([python, *options, *module, *rest], usual)
+            command = [python, *options, *module, *rest]
+            code = _run(command, usual, lambda: _save(journal, output))
             _write(journal, output, rest[0], code)
     raise typer.Exit(code if code >= 0 else 128 - code)  # as a shell tells a signal
 
@@ -83,10 +85,13 @@ def _held_signals() -> Iterator[set[signal.Signals]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
-def _run(command: list[str], usual: set[signal.Signals]) -> int:
+def _run(
+    command: list[str], usual: set[signal.Signals], save: Callable[[], Any]
+) -> int:
     """Run a program to its end, which signals to this process reach too; its exit code.
 
-    Ctrl-C in a terminal goes to both: it is not passed on.
+    What has been called by then is saved first: who stops a program may kill it a moment later.
+    Ctrl-C in a terminal goes to both processes: it is not passed on.
     """
 
     def begin() -> None:
@@ -96,8 +101,11 @@ def _run(command: list[str], usual: set[signal.Signals]) -> int:
         process = subprocess.Popen(command, preexec_fn=begin)
         while process.poll() is None:
             seen = signal.sigwaitinfo(_WATCHED)
-            if seen.si_signo in _STOPS and seen.si_pid:  # the kernel has no number
-                process.send_signal(seen.si_signo)
+            if seen.si_signo in _STOPS:
+                with contextlib.suppress(UsageError):  # said at the end
+                    save()
+                if seen.si_code != _BY_THE_KERNEL:
+                    process.send_signal(seen.si_signo)
     except OSError as error:
         raise UsageError(f"{command[0]} does not start: {error.strerror}") from error
     return process.returncode
@@ -105,17 +113,24 @@ def _run(command: list[str], usual: set[signal.Signals]) -> int:
 
 def _write(journal: Path, output: Path, program: str, code: int) -> None:
     """Write the calls of the module that took most time, and say what was seen."""
-    modules = called_modules(journal)
+    modules = _save(journal, output)
     if not modules:
         say(f"error: no call of an nn.Module was seen in {program}: nothing is written")
         raise typer.Exit(code if code > 0 else 128 - code if code < 0 else 2)
     calls = modules[0].calls()
-    try:
-        calls.write(output)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from error
     also = ", ".join(f"{one.model} ({len(one.order)})" for one in modules[1:4])
     say(
         f"{len(calls.order)} calls of {calls.model}, {len(calls.distinct)} kinds → {output}"
         + (f"; not written: {also}" if also else "")
     )
+
+
+def _save(journal: Path, output: Path) -> list[Called]:
+    """Write the calls that there are, if any; the modules, that which was written first."""
+    modules = called_modules(journal)
+    try:
+        if modules:
+            modules[0].calls().write(output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    return modules

@@ -21,7 +21,7 @@ from autocompile.runtime.compiling import (
     uses_cuda_graphs,
 )
 from autocompile.runtime.devices import device_of
-from autocompile.runtime.gradients import KeptGradients
+from autocompile.runtime.gradients import KeptGradients, count_step
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import (
     fit_before_fused_steps,
@@ -389,6 +389,7 @@ class _Step:
         def step(
             _: torch.optim.Optimizer, closure: Callable[[], Any] | None = None
         ) -> Any:
+            count_step()
             if closure is None:
                 return (self.compiled or self.uncompiled)()
             if self.compiled is None:

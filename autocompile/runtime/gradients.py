@@ -36,13 +36,12 @@ class KeptGradients:
         if not torch.is_grad_enabled():
             return
         has_stepped, self._seen_step = _last_step != self._seen_step, _last_step
-        held = [p for p in self._model.parameters() if _is_a_graphs(p.grad)]
-        if not held or (has_stepped and self._has_tried):
-            return
+        if has_stepped and self._has_tried:
+            return  # without a look at each parameter, which takes longer than some steps
         self._has_tried |= has_stepped
-        for p in held:
-            assert p.grad is not None
-            p.grad = _copy_of(p.grad)
+        for p in self._model.parameters():
+            if p.grad is not None and _is_a_graphs(p.grad):
+                p.grad = _copy_of(p.grad)
 
 
 def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
@@ -51,14 +50,10 @@ def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
     return own
 
 
-def _is_a_graphs(gradient: torch.Tensor | None) -> bool:
+def _is_a_graphs(gradient: torch.Tensor) -> bool:
     """Whether it may be a graph's; not a view, such as of a bucket of several ranks."""
-    return (
-        gradient is not None
-        and gradient.layout is torch.strided
-        and not gradient._is_view()
-        and not hasattr(gradient, _OWN)
-    )
+    is_plain = gradient.layout is torch.strided and not gradient._is_view()
+    return is_plain and not hasattr(gradient, _OWN)
 
 
 @functools.cache
@@ -67,6 +62,11 @@ def _count_steps() -> None:
 
 
 def _after_step(*_: object) -> None:
-    global _last_step
     if not torch.compiler.is_compiling():
-        _last_step = next(_steps)
+        count_step()
+
+
+def count_step() -> None:
+    """Note that an optimizer has stepped; compiled steps call no hooks."""
+    global _last_step
+    _last_step = next(_steps)

@@ -145,13 +145,15 @@ def _without_implementation(
     groups = [dict(group) for group in saved["param_groups"]]
     for group in groups:
         _take_back(group, optimizer.defaults)
+    beside = any(group.get("fused") or group.get("capturable") for group in groups)
+
+    def as_usual(name: str, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            return x
+        return x.cpu() if name == "step" and not beside else x.contiguous()
+
     state = {
-        key: {
-            name: x.contiguous()
-            if isinstance(x, torch.Tensor) and x.layout is torch.strided
-            else x
-            for name, x in kept.items()
-        }
+        key: {name: as_usual(name, x) for name, x in kept.items()}
         if isinstance(kept, dict)
         else kept
         for key, kept in saved["state"].items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -39,8 +40,10 @@ class Journal:
             line = {"of": f"{process} {module}", "model": model, "call": number}
             line |= {"has_weights": has_weights, "seconds": round(seconds, 6)}
             line |= {"text": call} if is_new else {}
-            # One write: lines of several processes do not mix.
-            os.write(self._file, json.dumps(line).encode() + b"\n")
+            # One write: lines of several processes do not mix. The program is the user's own, which
+            # a full disk of ours must not end.
+            with contextlib.suppress(OSError):
+                os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
 @dataclass
@@ -76,6 +79,9 @@ def called_modules(path: Path) -> list[Called]:
         one = found.setdefault(line["of"], new)
         if "text" in line:
             one.distinct[line["call"]] = line["text"]
+        if line["call"] not in one.distinct:
+            continue  # the line that says what it was is lost
         one.order.append(line["call"])
         one.seconds += line["seconds"]
-    return sorted(found.values(), key=lambda one: (not one.has_weights, -one.seconds))
+    called = [one for one in found.values() if one.order]
+    return sorted(called, key=lambda one: (not one.has_weights, -one.seconds))

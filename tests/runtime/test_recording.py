@@ -20,6 +20,7 @@ from autocompile.errors import UsageError
 from autocompile.runtime.applying import apply_to_phase
 from autocompile.runtime.recording import record
 from autocompile.settings.config import CompileConfig
+from autocompile.store.call_journal import Journal, called_modules
 from autocompile.store.recorded_calls import read_calls
 
 PROGRAM = """
@@ -275,3 +276,19 @@ def test_modules_that_are_dropped_are_not_kept(tmp_path: Path) -> None:
         command, cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_what_a_damaged_journal_has_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "calls"
+    journal = Journal(path)
+    for call in ("[1]", "[2]", "[1]"):
+        journal.add("net", "Net", True, f'{{"args": {call}, "kwargs": {{}}}}', 0.5)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1] + lines[2] + lines[0][:20])
+    (one,) = called_modules(path)
+    assert (one.order, one.seconds) == ([0, 1, 0], 1.5)
+    path.write_text(lines[1] + lines[2])  # the first was not written
+    (one,) = called_modules(path)
+    assert one.calls().order == (0,)
+    path.write_text("")
+    assert called_modules(path) == []
