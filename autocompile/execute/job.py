@@ -169,7 +169,9 @@ class JobFactory:
             if toolchain.is_dir():
                 shutil.copytree(toolchain, cache)
             else:
-                make_folder(cache)
+                # Each by itself: the mode is not that of parents.
+                for folder in (cache.parent, cache):
+                    folder.mkdir(mode=0o755, exist_ok=True)
         except OSError as error:
             raise RunError(
                 f"cannot write the compiler cache {cache}: {error.strerror or error}",

@@ -520,7 +520,7 @@ class Reference:
             yield f"the outputs hold {kind}, of which only the type is compared"
         if self.tolerance is not None:
             yield f"outputs may be off by {self.tolerance:g} (the requested tolerance)"
-        if self.most_noise > 0:
+        if 0 < self.most_noise <= MOST_NOISE:  # beyond that nothing is compared
             yield f"eager differs from itself by {self.most_noise:.1g}; tolerances allow for it"
         if self._has_nan:
             yield "eager's output holds NaN; compiled may hold it in the same places"
