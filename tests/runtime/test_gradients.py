@@ -41,7 +41,7 @@ def _into_the_same_memory(graph: Any, _: Sequence[Any]) -> Callable[..., Any]:
     return run
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     if "same_memory" not in torch._dynamo.list_backends(()):
         backend = aot_autograd(
@@ -57,11 +57,12 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def _train(model: nn.Module, loop: str) -> list[torch.Tensor]:
+def _train(model: nn.Module, loop: str, device: str = "cpu") -> list[torch.Tensor]:
+    model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     drawn = torch.Generator().manual_seed(1)
     for number in range(8):
-        x = torch.randn(5, 6, generator=drawn)
+        x = torch.randn(5, 6, generator=drawn).to(device)
         if loop == "none_before":
             optimizer.zero_grad()
         loss = model(x).square().mean()
@@ -78,6 +79,7 @@ def _train(model: nn.Module, loop: str) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
+@pytest.mark.usefixtures("_graphs")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_loop_trains_as_in_eager_mode(loop: str) -> None:
     want, model = _train(_net(), loop), _net()
@@ -85,6 +87,7 @@ def test_every_loop_trains_as_in_eager_mode(loop: str) -> None:
     torch.testing.assert_close(_train(model, loop), want)
 
 
+@pytest.mark.usefixtures("_graphs")
 def test_without_it_gradients_that_add_up_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,6 +101,7 @@ def test_without_it_gradients_that_add_up_are_wrong(
     )
 
 
+@pytest.mark.usefixtures("_graphs")
 @pytest.mark.parametrize(("loop", "most"), [("none_before", 0), ("none_after", 1)])
 def test_a_program_that_drops_gradients_pays_for_no_copies(
     loop: str, most: int, monkeypatch: pytest.MonkeyPatch
@@ -114,3 +118,11 @@ def test_a_program_that_drops_gradients_pays_for_no_copies(
     apply_config(model, "train_step", CompileConfig("same_memory"))
     _train(model, loop)
     assert copied == most * len(list(model.parameters()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_loop_trains_with_real_cuda_graphs(loop: str) -> None:
+    want, model = _train(_net(), loop, "cuda"), _net().cuda()
+    apply_config(model, "train_step", CompileConfig(mode="reduce-overhead"))
+    torch.testing.assert_close(_train(model, loop, "cuda"), want, rtol=1e-3, atol=1e-4)
