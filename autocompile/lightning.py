@@ -29,15 +29,20 @@ class TunedCallback(Callback):  # type: ignore[misc]
         module: the attribute of the LightningModule that was tuned, as ``net`` or ``net.encoder``;
             empty for the LightningModule itself, where its training step calls ``self(...)``.
         batch_size: selects the settings of the nearest measured size.
+        keep_memory: as of :func:`autocompile.apply`.
 
     Raises:
         UsageError: of ``fit``: the settings do not fit, or the training step does not use them.
     """
 
     def __init__(
-        self, settings: Any, module: str = "", batch_size: int | None = None
+        self,
+        settings: Any,
+        module: str = "",
+        batch_size: int | None = None,
+        keep_memory: bool = True,
     ) -> None:
-        self._in_training = InTraining(settings)
+        self._in_training = InTraining(settings, keep_memory)
         self._module, self._batch_size = module, batch_size
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

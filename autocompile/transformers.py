@@ -20,14 +20,15 @@ class TunedCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         settings: a file written by ``autocompile export -o``, or a Result.
+        keep_memory: as of :func:`autocompile.apply`.
 
     Raises:
         UsageError: of ``train``: the settings do not fit, something else compiles the model, or it
             is copied to several GPUs.
     """
 
-    def __init__(self, settings: Any) -> None:
-        self._in_training = InTraining(settings)
+    def __init__(self, settings: Any, keep_memory: bool = True) -> None:
+        self._in_training = InTraining(settings, keep_memory)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any

@@ -161,7 +161,7 @@ def _giving_back(found: Sequence[Candidate]) -> Iterator[str]:
         yield (
             f"where glibc gives freed memory back, as it may in your program, eager mode takes "
             f"{cost['times']:.1f} times as long ({cost['faults']:.0f} page faults a call); here it "
-            f"is kept, and there with {_KEEPS} in the environment"
+            f"is kept, and there by autocompile.apply, or with {_KEEPS} in the environment"
         )
 
 

@@ -30,6 +30,7 @@ from autocompile.runtime.applying import (
     prepare_model,
     process_of,
 )
+from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -57,6 +58,7 @@ class _Tuned(_Actor):  # type: ignore[misc]
     """Common base of runner and learner: the settings and which are active."""
 
     tuned_set: ClassVar[TunedSet]
+    keeps_memory: ClassVar[bool] = True
     active: dict[str, tuple[Choice, Compiled | None]]
 
     @functools.cached_property
@@ -68,6 +70,8 @@ class _Tuned(_Actor):  # type: ignore[misc]
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         warm_start.load(self.tuned, self._device)
+        if self.keeps_memory and torch.device(self._device).type == "cpu":
+            keep_in_program()
         self.active[key] = choice, compiled
 
     def tell_active(self) -> dict[str, Any]:

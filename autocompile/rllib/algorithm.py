@@ -8,6 +8,7 @@ learner are extended: ray builds them in every process, and again after a restar
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from typing import Any
@@ -29,7 +30,9 @@ class NotInEffect(RuntimeError):
     """A requested setting is not in effect."""
 
 
-def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
+def tuned(
+    config: Any, settings: Any, *, strict: bool = True, keep_memory: bool = True
+) -> Any:
     """A copy of an RLlib configuration whose env runners and learners use tuned settings.
 
     Env runners compile and warm up when they are built, for their number of environments, or with
@@ -43,6 +46,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         strict: if True, ``train()`` raises :class:`NotInEffect` when a setting failed or captured
             no graph, or a runner uses no settings. If False, it warns. A failed setting runs in
             eager mode.
+        keep_memory: on a CPU have glibc keep what is freed, as in the measurement.
 
     Raises:
         UsageError: no entry is for an RLModule and this interpreter, or the configuration uses the
@@ -67,9 +71,12 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         )
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
-    config.env_runners(env_runner_cls=_extended(TunedRunner, runner, tuned_set))
+    extended = functools.partial(
+        _extended, settings=tuned_set, keeps_memory=keep_memory
+    )
+    config.env_runners(env_runner_cls=extended(TunedRunner, runner))
     # Ray's versions set this by different methods, and each warns of the other's.
-    config._learner_class = _extended(TunedLearner, config.learner_class, tuned_set)
+    config._learner_class = extended(TunedLearner, config.learner_class)
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
     others = [
         f
@@ -88,10 +95,11 @@ def default_runner(config: Any) -> type:
     return several if config.is_multi_agent else SingleAgentEnvRunner
 
 
-def _extended(mixin: type, base: type, settings: TunedSet) -> type:
+def _extended(mixin: type, base: type, settings: TunedSet, keeps_memory: bool) -> type:
     """A subclass that holds the settings; ray pickles it by value to each actor."""
     base = vars(base).get("untuned", base)
-    members = {"tuned_set": settings, "untuned": base, "__module__": __name__}
+    members = {"tuned_set": settings, "keeps_memory": keeps_memory, "untuned": base}
+    members["__module__"] = __name__
     return type(f"Tuned{base.__name__}", (mixin, base), members)
 
 

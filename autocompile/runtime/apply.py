@@ -16,6 +16,7 @@ from autocompile.interpreters.needed import demand_this_interpreter
 from autocompile.runtime import warm_start
 from autocompile.runtime.applying import Used, apply_config, apply_to_optimizer
 from autocompile.runtime.devices import device_of
+from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
@@ -30,6 +31,7 @@ def apply(
     batch_size: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     device: str | torch.device | None = None,
+    keep_memory: bool = True,
 ) -> Used:
     """Apply tuned settings in place; checkpoint keys stay, and new weights take effect.
 
@@ -50,6 +52,7 @@ def apply(
             implementation that the phase was measured with.
         device: of a function, whose settings are those of this device. If left out, the optimizer
             or the model that the function refers to tells it, else its first call.
+        keep_memory: on a CPU have glibc keep what is freed, as in the measurement (``mallopt``).
 
     Raises:
         UsageError: no such settings, or they do not fit the model or optimizer; of a function whose
@@ -59,6 +62,8 @@ def apply(
 
     def applied(where: torch.device) -> Used:
         tuned = entries.fitting(describe(where))
+        if keep_memory and where.type == "cpu":
+            keep_in_program()
         return _applied(model, tuned, phase, batch_size, optimizer, where)
 
     if device is not None:
@@ -201,8 +206,8 @@ def _demand_fit(
 class InTraining:
     """Applies settings to what a trainer trains, and sees that they are used."""
 
-    def __init__(self, settings: Any) -> None:
-        self._settings = TunedSet.read(settings)
+    def __init__(self, settings: Any, keep_memory: bool = True) -> None:
+        self._settings, self._keeps_memory = TunedSet.read(settings), keep_memory
         self._model: Any = None
 
     def apply(
@@ -251,7 +256,8 @@ class InTraining:
         if name == phases.FORWARD and phases.OPTIMIZER_STEP in tuned.phases:
             step = _chosen(tuned, phases.OPTIMIZER_STEP).config
         forward = replace(choice, config=replace(choice.config, optimizer="default"))
-        apply(model, replace(tuned, phases={phases.FORWARD: (forward,)}))
+        one = replace(tuned, phases={phases.FORWARD: (forward,)})
+        apply(model, one, keep_memory=self._keeps_memory)
         if step.optimizer == "fused" and not_fused:
             warnings.warn(f"the optimizer stays as it is: {not_fused}", stacklevel=3)
             step = CompileConfig("eager")

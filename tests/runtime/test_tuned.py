@@ -7,7 +7,10 @@ import dataclasses
 import inspect
 import itertools
 import json
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +25,7 @@ from scripts import tune
 
 import autocompile
 from autocompile.errors import UsageError
+from autocompile.runtime import apply
 from autocompile.runtime.apply import InTraining
 from autocompile.runtime.applying import (
     apply_config,
@@ -678,3 +682,45 @@ def test_a_result_compiles_a_model_by_its_best_setting(target: Path) -> None:
     assert model._compiled_call_impl.config == result.config["forward"]
     with pytest.raises(UsageError, match="no settings for train_step"):
         result.compile(model, "train_step")
+
+
+@pytest.mark.filterwarnings("ignore:the settings were measured elsewhere")
+@pytest.mark.filterwarnings("ignore:the setting of forward was measured in one process")
+def test_a_program_keeps_its_memory_as_trials_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(apply, "keep_in_program", lambda: kept.append("kept"))
+    found = settings(forward={4: AOT})
+    autocompile.apply(net(), found, "forward", keep_memory=False)
+    autocompile.apply(net().to("meta"), found, "forward")
+    assert not kept
+    autocompile.apply(net(), found, "forward")
+    InTraining(found, keep_memory=False).apply(net(), [])
+    assert kept == ["kept"]
+    InTraining(found).apply(net(), [])
+    assert kept == ["kept", "kept"]
+
+
+FAULTS = """
+import resource, sys, torch, autocompile
+def faults(count=30):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        x = torch.empty(4_000_000).fill_(1.0)  # 16 MB, given back after each
+        del x
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / count
+from autocompile.runtime.kept_memory import keep_in_program
+before = faults()
+keep_in_program()
+faults(3)
+print(before, faults())
+"""
+
+
+def test_memory_that_is_kept_costs_no_page_faults() -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    command = [sys.executable, "-c", FAULTS]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True)
+    before, after = map(float, shown.stdout.split())
+    assert before > 100 > 10 > after, shown

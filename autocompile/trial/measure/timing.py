@@ -23,7 +23,6 @@ each result before its next call.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import math
 import random
@@ -39,6 +38,7 @@ import torch
 
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
+from autocompile.runtime.kept_memory import keep_freed_memory
 from autocompile.store.record import Measurement
 from autocompile.trial.model.calls import Calls, shape_of
 from autocompile.trial.model.sides import Side
@@ -54,8 +54,6 @@ _ALONE_BLOCKS = 5
 _GAP_S = 0.01  # by then threads of OpenMP and onnxruntime have stopped busy-waiting
 _SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times as long
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4  # of calls: several busy-waits long
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_MOST_IN_HEAP, _KEPT_BYTES = 2**25, 2**28  # the first is the most that glibc takes
 _FEW_CALLS, _MANY_CALLS = 2, 1000  # for page faults
 _LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
 _OWED_S = 5e-5  # to wait for a device that has ended takes less
@@ -330,18 +328,6 @@ class Rounds:
             leads=(self.leads[0], self.leads[index]),
             pass_s=self._pass_s[index] if self.timer.lead(1) else None,
         )
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, so that calls do not wait for pages that were given back.
-
-    By itself it does so or not by how the heap happens to lie: eager calls of a network that needs
-    8 MB for a moment took 1.8 ms in one process and 5.5 ms in the next, with 1,900 page faults.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _MOST_IN_HEAP)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def cost_of_giving_back(eager: Timed) -> dict[str, float]:

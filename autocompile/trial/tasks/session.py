@@ -25,6 +25,7 @@ import torch
 
 from autocompile.protocol.requests import Side as Asked
 from autocompile.protocol.requests import TrialRequest
+from autocompile.runtime.kept_memory import keep_freed_memory
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import AT_WORK, Checks, Measurement, Outcome, Record, Step
@@ -37,7 +38,6 @@ from autocompile.trial.measure.timing import (
     ReferenceWork,
     Rounds,
     Timed,
-    keep_freed_memory,
     no_garbage_collection,
     screen,
     side_by_side,
