@@ -77,6 +77,7 @@ def _parts_of(program: list[str]) -> tuple[str, list[str], list[str]]:
 def _held_signals() -> Iterator[set[signal.Signals]]:
     """Context in which no signal ends this process; gives those that were held before."""
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever began us may ignore it
     try:
         yield {signal.Signals(number) for number in usual}
     finally:

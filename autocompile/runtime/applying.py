@@ -25,7 +25,9 @@ from autocompile.runtime.gradients import KeptGradients, count_step
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import (
     fit_before_fused_steps,
+    fit_fused,
     fit_to_parameters,
+    follow_state_dicts,
     set_implementation,
 )
 from autocompile.settings import phases
@@ -364,6 +366,7 @@ def apply_to_optimizer(
     The model is laid out before. State dicts that are loaded later get the implementation, too.
     """
     set_implementation(optimizer, config.optimizer)
+    follow_state_dicts(optimizer)
     fit_to_parameters(optimizer)
     replaced: _Step | None = vars(optimizer).get(_STEP)
     if replaced is None:
@@ -387,9 +390,12 @@ class _Step:
 
     def function(self) -> Callable[..., Any]:
         def step(
-            _: torch.optim.Optimizer, closure: Callable[[], Any] | None = None
+            optimizer: torch.optim.Optimizer,
+            closure: Callable[[], Any] | None = None,
         ) -> Any:
-            count_step()
+            # What hooks of the step do, which compiled code does not call.
+            count_step(optimizer)
+            fit_fused(optimizer)
             if closure is None:
                 return (self.compiled or self.uncompiled)()
             if self.compiled is None:

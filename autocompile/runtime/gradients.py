@@ -10,14 +10,12 @@ which torch then adds up.
 from __future__ import annotations
 
 import functools
-import itertools
+import weakref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _OWN = "_autocompile_own"  # set on a gradient in memory of its own
-_steps = itertools.count()
-_last_step = next(_steps)
 
 
 class KeptGradients:
@@ -25,23 +23,38 @@ class KeptGradients:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._seen_step = _last_step
+        self._has_stepped = False  # an optimizer of the model, since its last call
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = (
+            weakref.WeakKeyDictionary()
+        )
         # Whether it was tried after a step: a program that keeps gradients (``set_to_none=False``)
         # keeps the copies, and for one that drops them no more are made.
         self._has_tried = False
+        _every.add(self)
         _count_steps()
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step, which may be of another model."""
+        if optimizer not in self._optimizers:
+            mine = {id(p) for p in self._model.parameters()}
+            steps = (id(p) for group in optimizer.param_groups for p in group["params"])
+            self._optimizers[optimizer] = any(each in mine for each in steps)
+        self._has_stepped |= self._optimizers[optimizer]
 
     def before_call(self) -> None:
         """Copy gradients that the next call may overwrite; call it before each."""
         if not torch.is_grad_enabled():
             return
-        has_stepped, self._seen_step = _last_step != self._seen_step, _last_step
+        has_stepped, self._has_stepped = self._has_stepped, False
         if has_stepped and self._has_tried:
             return  # without a look at each parameter, which takes longer than some steps
         self._has_tried |= has_stepped
         for p in self._model.parameters():
             if p.grad is not None and _is_a_graphs(p.grad):
                 p.grad = _copy_of(p.grad)
+
+
+_every: weakref.WeakSet[KeptGradients] = weakref.WeakSet()
 
 
 def _copy_of(gradient: torch.Tensor) -> torch.Tensor:
@@ -61,12 +74,12 @@ def _count_steps() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
-def _after_step(*_: object) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if not torch.compiler.is_compiling():
-        count_step()
+        count_step(optimizer)
 
 
-def count_step() -> None:
-    """Note that an optimizer has stepped; compiled steps call no hooks."""
-    global _last_step
-    _last_step = next(_steps)
+def count_step(optimizer: torch.optim.Optimizer) -> None:
+    """Note that an optimizer steps; compiled steps call no hooks."""
+    for kept in list(_every):
+        kept.note_step(optimizer)

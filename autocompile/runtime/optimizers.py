@@ -13,6 +13,8 @@ once the weights are laid out otherwise. So all of them get the strides of the p
 from __future__ import annotations
 
 import functools
+import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from autocompile.settings.dimensions import OPTIMIZERS
 _SET = (
     "_autocompile_implementation"  # where an optimizer keeps the name of what was set
 )
+_BEFORE = "_autocompile_before"
 _FLAGS = ("foreach", "fused", "capturable")
 
 
@@ -34,16 +37,17 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     decides for itself. ``default`` and ``compiled`` take back what was set before.
     """
     if name in ("default", "compiled"):
-        if vars(optimizer).pop(_SET, None):
-            for group in optimizer.param_groups:
-                _take_back(group, optimizer.defaults)
-            _follow_flags(optimizer)
+        if _SET in vars(optimizer):
+            vars(optimizer).pop(_SET)
+            before: _Before = vars(optimizer).pop(_BEFORE)
+            before.put_back(optimizer)
         return
     if not _has(optimizer, name):
         raise UsageError(f"{type(optimizer).__name__} has no {name} implementation")
     # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
     if name == "fused" and (why_not := _why_not_fused(optimizer)):
         raise UsageError(why_not)
+    vars(optimizer).setdefault(_BEFORE, _Before.of(optimizer))
     # torch refuses both.
     others = {"foreach": False} if name == "fused" else {"fused": False}
     for group in optimizer.param_groups:
@@ -53,9 +57,12 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
         else:
             flags = {**others, **OPTIMIZERS[name]}
             group.update({flag: on for flag, on in flags.items() if flag in group})
+            # Of groups that are added later, too.
+            known = {f: on for f, on in flags.items() if f in optimizer.defaults}
+            optimizer.defaults.update(known)
     vars(optimizer)[_SET] = name
-    _follow_flags(optimizer)
-    _follow_state_dicts(optimizer)
+    if name != "tensor_lr":
+        _follow_flags(optimizer)
 
 
 def fit_to_parameters(optimizer: torch.optim.Optimizer) -> None:
@@ -75,8 +82,12 @@ def fit_before_fused_steps() -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
+    if not torch.compiler.is_compiling():
+        fit_fused(optimizer)
+
+
+def fit_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Fit what a fused step takes as plain memory to its parameters."""
     for group in optimizer.param_groups:
         for p in group["params"] if group.get("fused") else ():
             if not p.is_contiguous():  # others have the strides that checkpoints have
@@ -101,16 +112,42 @@ def _laid_out(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(p, dtype=x.dtype, device=x.device).copy_(x.detach())
 
 
-def _take_back(group: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Restore, in a group, the implementation that its optimizer was constructed with."""
-    group.update({f: defaults[f] for f in _FLAGS if f in group and f in defaults})
-    if "lr" in group and not isinstance(defaults.get("lr"), torch.Tensor):
-        group["lr"] = float(group["lr"])
+@dataclass(frozen=True)
+class _Before:
+    """What an optimizer had before an implementation was set."""
+
+    groups: list[dict[str, Any]]  # the flags of each
+    defaults: dict[str, Any]  # those of groups that are added later
+    unscales: Any  # whether a GradScaler leaves the division by its scale to the step
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> _Before:
+        def flags(of: dict[str, Any]) -> dict[str, Any]:
+            return {flag: of[flag] for flag in _FLAGS if flag in of}
+
+        groups = [flags(group) for group in optimizer.param_groups]
+        unscales = getattr(optimizer, "_step_supports_amp_scaling", None)
+        return cls(groups, flags(optimizer.defaults), unscales)
+
+    def put_into(self, groups: list[dict[str, Any]], lr: Any) -> None:
+        """Restore the flags of groups; ``lr`` is what the optimizer was constructed with."""
+        each = itertools.chain(self.groups, itertools.repeat(self.defaults))
+        for group, flags in zip(groups, each, strict=False):
+            group.update(flags)
+            if "lr" in group and not isinstance(lr, torch.Tensor):
+                group["lr"] = float(group["lr"])
+
+    def put_back(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.defaults.update(self.defaults)
+        self.put_into(optimizer.param_groups, optimizer.defaults.get("lr"))
+        _follow_flags(optimizer)
+        if self.unscales is not None:
+            optimizer._step_supports_amp_scaling = self.unscales  # type: ignore[attr-defined]
 
 
 def _follow_flags(optimizer: torch.optim.Optimizer) -> None:
     """Do what torch's constructors do for the flags that the groups have now."""
-    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
     # Whether a GradScaler leaves the division by its scale to the step.
     optimizer._step_supports_amp_scaling = is_fused  # type: ignore[attr-defined]
     for group in optimizer.param_groups:
@@ -123,7 +160,8 @@ def _follow_flags(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[p]["step"] = count.to(device, torch.float32)
 
 
-def _follow_state_dicts(optimizer: torch.optim.Optimizer) -> None:
+def follow_state_dicts(optimizer: torch.optim.Optimizer) -> None:
+    """Keep what is loaded in step with what was applied, and what was applied out of what is saved."""
     if not vars(optimizer).get("_autocompile_follows"):
         vars(optimizer)["_autocompile_follows"] = True
         optimizer.register_load_state_dict_post_hook(_after_load)
@@ -133,19 +171,19 @@ def _follow_state_dicts(optimizer: torch.optim.Optimizer) -> None:
 def _after_load(optimizer: torch.optim.Optimizer) -> None:
     if name := vars(optimizer).get(_SET):
         set_implementation(optimizer, name)
-        fit_to_parameters(optimizer)
+    fit_to_parameters(optimizer)
 
 
 def _without_implementation(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 ) -> dict[str, Any]:
     """A state dict as an untuned optimizer has it: its flags, and moments in the order of rows."""
-    if _SET not in vars(optimizer):
-        return saved
     groups = [dict(group) for group in saved["param_groups"]]
-    for group in groups:
-        _take_back(group, optimizer.defaults)
-    beside = any(group.get("fused") or group.get("capturable") for group in groups)
+    before: _Before | None = vars(optimizer).get(_BEFORE)
+    if before:
+        before.put_into(groups, optimizer.defaults.get("lr"))
+    flags = (group.get("fused") or group.get("capturable") for group in groups)
+    beside = before is None or any(flags)
 
     def as_usual(name: str, x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:

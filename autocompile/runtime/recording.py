@@ -112,14 +112,19 @@ def _shape_of(value: Any) -> Any:
     """The JSON of an argument without its contents."""
     if isinstance(value, torch.Tensor):
         low = high = None
-        is_whole = not value.is_floating_point() and not value.is_complex()
-        if is_whole and value.numel():
-            low, high = (int(x) for x in value.aminmax())
+        try:
+            is_whole = not value.is_floating_point() and not value.is_complex()
+            if is_whole and value.numel():
+                low, high = (int(x) for x in value.aminmax())
+            shape = (*value.shape,)
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # sparse, nested, without numbers, ...
+            return {"object": type(value).__name__}
         dtype = str(value.dtype).removeprefix("torch.")
         return {
-            "tensor": plain(
-                TensorShape((*value.shape,), dtype, value.device.type, low, high)
-            )
+            "tensor": plain(TensorShape(shape, dtype, value.device.type, low, high))
         }
     if type(value) is list:
         return [_shape_of(each) for each in value]

@@ -18,11 +18,16 @@ class Journal:
     """Adds calls to a file. Threads and forked processes may share one."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._lock = threading.Lock()
+        self._path = path
+        self._begin_anew()
+        os.register_at_fork(after_in_child=self._begin_anew)
         # By process, module and call, since a forked process has what its parent noted.
         self._numbers: dict[tuple[int, str, str], int] = {}
         self._counts: dict[tuple[int, str], int] = {}
+
+    def _begin_anew(self) -> None:
+        """A lock that no thread of before a fork holds."""
+        self._lock = threading.Lock()
 
     def add(
         self, module: str, model: str, has_weights: bool, call: str, seconds: float
@@ -42,8 +47,14 @@ class Journal:
             line |= {"text": call} if is_new else {}
             # One write: lines of several processes do not mix. The program is the user's own, which
             # a full disk of ours must not end.
+            # Opened each time: the program may close every file that it has not opened itself.
             with contextlib.suppress(OSError):
-                os.write(self._file, json.dumps(line).encode() + b"\n")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                file = os.open(self._path, flags, 0o600)
+                try:
+                    os.write(file, json.dumps(line).encode() + b"\n")
+                finally:
+                    os.close(file)
 
 
 @dataclass
@@ -72,9 +83,10 @@ def called_modules(path: Path) -> list[Called]:
     found: dict[str, Called] = {}
     lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
     for text in lines:
-        if not text.endswith("\n"):
+        try:
+            line = json.loads(text)
+        except ValueError:  # it was cut off
             continue
-        line = json.loads(text)
         new = Called(line["model"], line["has_weights"])
         one = found.setdefault(line["of"], new)
         if "text" in line:

@@ -183,6 +183,12 @@ while True:
 """
 
 
+def _hears_signals() -> None:
+    """A suite in the background of a shell would hand ignored signals down."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _server(folder: Path, *more: str) -> subprocess.Popen[str]:
     (folder / "python_serve.py").write_text(SERVER)
     command = [sys.executable, "-m", "autocompile", "record", "-o", "calls.json", "--"]
@@ -195,8 +201,7 @@ def _server(folder: Path, *more: str) -> subprocess.Popen[str]:
         text=True,
         env=environment,
         start_new_session=True,
-        # A suite in the background of a shell would hand an ignored SIGINT down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        preexec_fn=_hears_signals,
         **pipes,
     )
     assert process.stdout
