@@ -61,6 +61,7 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
             known = {f: on for f, on in flags.items() if f in optimizer.defaults}
             optimizer.defaults.update(known)
     vars(optimizer)[_SET] = name
+    follow_state_dicts(optimizer)
     if name != "tensor_lr":
         _follow_flags(optimizer)
 

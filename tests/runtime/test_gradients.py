@@ -120,6 +120,29 @@ def test_a_program_that_drops_gradients_pays_for_no_copies(
     assert copied == most * len(list(model.parameters()))
 
 
+@pytest.mark.usefixtures("_graphs")
+def test_the_steps_of_another_models_optimizer_do_not_count() -> None:
+    results = []
+    for is_compiled in (False, True):
+        model, other = _net(), nn.Linear(6, 1)
+        if is_compiled:
+            apply_config(model, "train_step", CompileConfig("same_memory"))
+        mine = torch.optim.SGD(model.parameters(), lr=0.1)
+        others = torch.optim.SGD(other.parameters(), lr=0.1)
+        drawn = torch.Generator().manual_seed(1)
+        for number in range(12):
+            x = torch.randn(5, 6, generator=drawn)
+            model(x).square().mean().backward()
+            others.zero_grad()
+            other(x).mean().backward()
+            others.step()
+            if number % 2:
+                mine.step()
+                mine.zero_grad()
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_loop_trains_with_real_cuda_graphs(loop: str) -> None:

@@ -297,3 +297,31 @@ def test_what_a_damaged_journal_has_is_read(tmp_path: Path) -> None:
     assert one.calls().order == (0,)
     path.write_text("")
     assert called_modules(path) == []
+
+
+OF_ITS_OWN = """
+import os, threading, torch
+net = torch.nn.Linear(4, 4)
+net(torch.ones(2, 4))
+os.closerange(3, 64)  # as daemons do
+with open("own", "w") as file:
+    for _ in range(3):
+        file.write("a line of its own\\n")
+        file.flush()
+        net(torch.ones(2, 4))
+identity = torch.nn.Identity()
+for odd in (torch.ones(2, dtype=torch.uint16), torch.eye(2).long().to_sparse()):
+    identity(odd)
+"""
+
+
+def test_a_program_that_closes_files_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OF_ITS_OWN)
+    command = [sys.executable, "-m", "autocompile", "record", "--", "own.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "own").read_text() == "a line of its own\n" * 3
+    assert len(read_calls(tmp_path / "calls.json").order) == 4

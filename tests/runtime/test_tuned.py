@@ -634,6 +634,55 @@ def test_a_state_of_before_trains_the_weights_that_it_is_of(
     torch.testing.assert_close(trained(model, optimizer), want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_state_that_is_loaded_after_a_compiled_step_was_applied(
+    is_whole: bool,
+) -> None:
+    """Compiled steps call no hooks."""
+    model = conv_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    trained(model, optimizer)
+    weights = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    want = trained(model, optimizer)
+
+    model = conv_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+    config = dataclasses.replace(LAID_OUT, backend="aot_eager", optimizer="compiled")
+    apply_config(model, "train_step", config, [optimizer])
+    model.load_state_dict(weights)
+    state["param_groups"][0]["fused"] = True
+    optimizer.load_state_dict(state)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+
+    def one() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    once = torch.compile(one, backend="aot_eager") if is_whole else one
+    for _ in range(3):
+        once()
+    got = [p.detach().contiguous() for p in model.parameters()]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_each_group_gets_its_own_implementation_back_and_new_ones_the_set_one() -> None:
+    first, second, third = (torch.nn.Linear(2, 2) for _ in range(3))
+    groups = [
+        {"params": first.parameters(), "fused": True},
+        {"params": second.parameters()},
+    ]
+    optimizer = torch.optim.Adam(groups)
+    apply_to_optimizer(optimizer, CompileConfig("eager", optimizer="for_loop"))
+    optimizer.add_param_group({"params": [*third.parameters()]})
+    assert [g["fused"] for g in optimizer.param_groups] == [False, False, False]
+    saved = [g["fused"] for g in optimizer.state_dict()["param_groups"]]
+    assert saved == [True, None, None]
+    apply_to_optimizer(optimizer, EAGER)
+    assert [g["fused"] for g in optimizer.param_groups] == [True, None, None]
+
+
 def test_a_gradient_that_is_assigned_trains_the_weights_that_it_is_of() -> None:
     results = []
     for config in (EAGER, LAID_OUT):
