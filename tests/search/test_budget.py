@@ -390,6 +390,17 @@ def on_a_gpu(clock: Clock, wall_s: Mapping[str, float], set_s: float) -> Timed:
     return Timed(work, clock, probe, slots=4)
 
 
+def quickly(target: Path, executor: Timed, clock: Clock) -> Any:
+    """The result of a quick run of the step at one batch size."""
+    return tune(
+        target,
+        executor=executor,
+        effort="quick",
+        clock=clock.monotonic,
+        space=SearchSpace(batch_sizes=(4,), fullgraph=(False,)),
+    )
+
+
 def test_races_wait_for_a_trial_that_promises_more_and_has_nearly_ended(
     target: Path,
 ) -> None:
@@ -397,13 +408,7 @@ def test_races_wait_for_a_trial_that_promises_more_and_has_nearly_ended(
     clock = Clock()
     walls = {"eager": 8.0, "default": 47.0, "reduce-overhead": 48.0, "step": 60.0}
     executor = on_a_gpu(clock, walls, set_s=24.0)
-    result = tune(
-        target,
-        executor=executor,
-        effort="quick",
-        clock=clock.monotonic,
-        space=SearchSpace(batch_sizes=(4,), fullgraph=(False,)),
-    )
+    result = quickly(target, executor, clock)
     best = result.report.phases["train_step"].answer.best
     assert best is not None and best.config.scope == "step"
     assert clock.monotonic() <= 1.6 * 90.0
@@ -413,11 +418,5 @@ def test_a_first_set_may_take_longer_than_the_run_was_said_to(target: Path) -> N
     clock = Clock()
     walls = {"eager": 20.0, "default": 45.0, "reduce-overhead": 45.0, "step": 45.0}
     executor = on_a_gpu(clock, walls, set_s=75.0)
-    result = tune(
-        target,
-        executor=executor,
-        effort="quick",
-        clock=clock.monotonic,
-        space=SearchSpace(batch_sizes=(4,), fullgraph=(False,)),
-    )
+    result = quickly(target, executor, clock)
     assert result.verdict["train_step"] == "faster", "cut off, nothing would be known"

@@ -259,14 +259,19 @@ def _misplaced(
     kind, at = divmod(int(beyond.argmax()), beyond.shape[1])
     unit = float(means[kind, at].abs()) or 1.0
     by, explained = float(off[kind, at]) / unit, float(limit[kind, at]) / unit
-    what = {
-        _FAR: f"is moved by draws {1 + by:.2g} times as far as eager's",
-        _SIZE: f"is {1 + by:.2g} times as large as eager's",
-        _ALONG: f"has {1 + by:.2g} times the part of eager's mean that eager's has",
-    }[kind]
     name = [*names_of(want)][at]
     place = f"{path} at {name}" if name else path
+    what = _in_words(kind, 1 + by)
     return f"{place} {what} (over {own.count} seeds; chance explains {explained:.2g})"
+
+
+def _in_words(kind: int, times: float) -> str:
+    """What a mean that is so many times eager's tells."""
+    return {
+        _FAR: f"is moved by draws {times:.2g} times as far as eager's",
+        _SIZE: f"is {times:.2g} times as large as eager's",
+        _ALONG: f"has {times:.2g} times the part of eager's mean that eager's has",
+    }[kind]
 
 
 def _by_rounding(
