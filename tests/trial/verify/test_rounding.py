@@ -1,0 +1,67 @@
+"""What moves where eager is rounded otherwise: an activation that is nearly 0 may be turned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from autocompile.trial.verify.compare import Movement, compare
+from autocompile.trial.verify.outputs import View
+from autocompile.trial.verify.rounding import RoundOtherwise
+
+ROWS, INPUTS, UNITS = 512, 64, 32
+EPSILON = torch.finfo(torch.float32).eps
+
+
+def _view(first: nn.Module, second: nn.Module, x: torch.Tensor) -> View:
+    """Outputs and gradients of a step of a network with one activation."""
+    parameters = [*first.parameters(), *second.parameters()]
+    loss = second(first(x).flatten(1).relu()).square().mean()
+    gradients = torch.autograd.grad(loss, parameters)
+    named = {str(n): gradient for n, gradient in enumerate(gradients)}
+    return {"outputs": loss.detach(), "gradients": named}
+
+
+def _net(kind: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    if kind == "matrices":
+        x = torch.randn(ROWS, INPUTS)
+        return nn.Linear(INPUTS, UNITS), nn.Linear(UNITS, 1), x
+    x = torch.randn(ROWS, 1, 8, 8)
+    return nn.Conv2d(1, UNITS, 8), nn.Linear(UNITS, 1), x
+
+
+@pytest.mark.parametrize("kind", ["matrices", "convolution"])
+@pytest.mark.parametrize(("away", "is_right"), [(0.05, True), (50.0, False)])
+def test_only_an_activation_that_rounding_may_turn_is_turned_by_rounding(
+    kind: str, away: float, is_right: bool
+) -> None:
+    """One unit of one sample is so many roundings of its sum above 0, and then as many below."""
+    first, second, x = _net(kind)
+    unit, sample = 3, 7
+    weight, bias = first.weight.data[unit], first.bias.data
+    length = float(weight.norm() * x[sample].norm())
+    step = away * EPSILON * length
+    # The sample's sum is nearly 0 without a bias: one that is large would round what is left.
+    bias[unit] = 0
+    x[sample] -= weight.view_as(x[sample]) * (
+        (weight.flatten() @ x[sample].flatten()) / weight.square().sum()
+    )
+    left = float(first(x).detach().flatten(1)[sample, unit])
+    bias[unit] = step - left
+    want = _view(first, second, x)
+    bias[unit] = -step - left
+    got = _view(first, second, x)
+    bias[unit] = step - left
+    movement = Movement()
+
+    def moved(tries: int) -> Movement:
+        while movement.tries < tries:
+            with RoundOtherwise(movement.tries):
+                movement.add(want, _view(first, second, x))
+        return movement
+
+    problem = compare(want, got, moved=moved)
+    assert movement.tries, "nothing was turned"
+    assert (problem is None) == is_right, problem
