@@ -99,6 +99,11 @@ class Deadlines:
         left_s = self.search_left_s(races_s) - self._share_s(_GRACE)
         return _SURE * left_s - waits_s
 
+    @property
+    def longest_trial_s(self) -> float:
+        """The same of a trial that may move the end, which the races then follow."""
+        return _SURE * (1 - _RACES) * self.longest_left_s
+
     def is_over(self) -> bool:
         """Whether all that runs must be ended, for the report."""
         return self.left_s <= 0

@@ -206,7 +206,7 @@ class Study:
         usual_s = self.deadlines.trial_s(self._races_s, waits_s)
         if not self.compared:
             return Left(usual_s, usual_s)
-        return Left(usual_s, self.deadlines.trial_s(0.0, waits_s))
+        return Left(usual_s, self.deadlines.longest_trial_s - waits_s)
 
     def _next_jobs(self, jobs: Jobs) -> Iterator[Job]:
         """All that may start now; settings that need no process get their record at once."""
