@@ -423,9 +423,9 @@ def test_races_wait_for_a_trial_that_promises_more_and_has_nearly_ended(
 def test_what_is_compared_first_begins_although_it_may_take_all_that_is_left(
     target: Path,
 ) -> None:
-    """By its operators a compile takes 72 s, and after eager mode 50 of the 90 are left."""
+    """By its operators a compile takes 72 s, and eager mode has taken 60 of the 90."""
     clock = Clock()
-    walls = {"eager": 40.0, "default": 50.0, "reduce-overhead": 52.0}
+    walls = {"eager": 60.0, "default": 50.0, "reduce-overhead": 52.0}
     executor = on_a_gpu(clock, walls, set_s=24.0, operators=3094)
     result = quickly(target, executor, clock)
     best = result.report.phases["train_step"].answer.best
