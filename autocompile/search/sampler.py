@@ -189,6 +189,12 @@ class ListedSampler(BaseSampler):
         """Plain ``torch.compile()`` of each phase."""
         return {self.settings[i] for i in np.flatnonzero(self._is_plain_compile)}
 
+    @property
+    def yardsticks(self) -> set[Setting]:
+        """What all others are compared to, at the batch sizes that answers are about."""
+        found = np.flatnonzero(self._is_yardstick & self._is_own)
+        return {self.settings[i] for i in found}
+
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The setting with these parameters; KeyError if it is not in the list."""
         return self.settings[self._by_params[frozenset(params.items())]]
@@ -469,7 +475,12 @@ class ListedSampler(BaseSampler):
         first |= self.comparison(results, np.isin(state, PENDING))
         first |= self._awaited(results, elapsed_s)
         elapsed = np.array([elapsed_s.get(s, 0.0) for s in self.settings])
-        left_s = np.maximum(0.0, self.expected_s(results) - elapsed)
+        expected_s = self.expected_s(results)
+        left_s = np.maximum(0.0, expected_s - elapsed)
+        # What is late takes as long again as it is late; without eager mode there is no answer.
+        may_be_late = self._is_yardstick | (elapsed < _VERY_LATE * expected_s)
+        late_s = np.where(may_be_late, elapsed - expected_s, 0.0)
+        left_s = np.maximum(left_s, late_s)
         for phase in self.priors:
             # Of those that run only as many as are missing: others move no end.
             here = self._of_phase(phase)

@@ -83,7 +83,7 @@ class Study:
         self._alone: set[Setting] = set()  # has failed beside others
         self._asked: dict[int, TrialRequest] = {}  # of those running
         self._beside: dict[int, int] = {}  # most others that ran beside each
-        self._races_s = 0.0
+        self._races_s = self._first_set_s = 0.0
         self._began_s: dict[int, float] = {}  # of the run, before each that runs
         self._told_s = 0.0  # the longest end of the run that the user knows of
         for record in self.records:
@@ -106,7 +106,8 @@ class Study:
             while True:
                 # Without the first set nothing is verified. It moves the end by what it is expected
                 # to take, and twice of that is kept free of all that cannot move the end.
-                self._make_room(races_s(1))
+                self._first_set_s = races_s(1)
+                self._make_room()
                 self._races_s = races_s(2)
                 if not self._comes_before_races:
                     self._races_s = races_s(SETS[0])
@@ -142,14 +143,14 @@ class Study:
         """By phase, the families that work here and were not looked at once."""
         return self._optuna.unseen
 
-    def _make_room(self, races_s: float) -> None:
+    def _make_room(self) -> None:
         """Move the end of the run where too few compiled settings would be tried before it."""
         if not self.compared:
             return
         search_s = self._optuna.seconds_to_compare(self._elapsed_s)
         if not any(not r.config.is_eager and r.wall_s for r in self._known.values()):
             search_s /= _UNSURE
-        if not self.deadlines.make_room(search_s, races_s):
+        if not self.deadlines.make_room(search_s, self._first_set_s):
             return
         total_s, usual_s = self.deadlines.total_s, self.deadlines.usual_s
         if not (total_s and usual_s):
@@ -163,14 +164,15 @@ class Study:
             )
 
     def _is_over(self) -> bool:
-        """Whether what runs must be ended. Plain torch.compile() is, for no race.
+        """Whether what runs must be ended. Eager mode and plain torch.compile() are, for no race.
 
         Nor is, where it can move the end, what is expected to tell more than races.
         """
+        self._make_room()  # for what is late
         if self.deadlines.is_over():
             return True
         running = itertools.chain(*self._running.values())
-        if not self.sampler.baselines.isdisjoint(running):
+        if not self.sampler.yardsticks.isdisjoint(running):
             return False
         if self.compared and self._optuna.is_awaited(self._elapsed_s):
             return False
