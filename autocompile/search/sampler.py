@@ -52,6 +52,8 @@ _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 # Times as long as expected: races wait no longer for what promises more than they do, and nothing
 # waits for what takes longer still, which may never end.
 _LATE, _VERY_LATE = 1.5, 2.0
+# A trial tells how long those take that are expected to take up to so many times as long.
+_TELLS = 4.0
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
 # failures of one kind mostly have one cause: frozen weights of one model failed 8 times.
@@ -276,13 +278,15 @@ class ListedSampler(BaseSampler):
 
         The prediction times the ratio of actual to predicted seconds so far. Compiles of a large
         model take many times as long as those of the tables, and its eager trials do not: each kind
-        has a ratio of its own.
+        has a ratio of its own. A backend that compiles little says nothing about one that does.
         """
-        expected_s, took = self._cost_s.copy(), results.seconds > 0
+        expected_s = self._cost_s.copy()
         for kind in (self._is_eager, ~self._is_eager):
-            if (at := took & kind).any():
-                logs = np.log(results.seconds[at] / self._cost_s[at])
-                expected_s[kind] *= math.exp(logs.mean())
+            took = np.flatnonzero((results.seconds > 0) & kind)
+            logs = np.log(results.seconds[took] / self._cost_s[took])
+            tells = self._cost_s[took] * _TELLS >= self._cost_s[kind, None]
+            count = np.maximum(1, tells.sum(axis=1))
+            expected_s[kind] *= np.exp((tells * logs).sum(axis=1) / count)
         expected_s[self._has_twin & results.done[self._twin]] = _ANSWERED_S
         return expected_s
 

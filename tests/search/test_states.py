@@ -299,3 +299,25 @@ def test_without_a_limit_a_search_ends_with_every_setting_done_or_hopeless(
     results = sampler.results(study_of(sampler, done))
     state = sampler.states(results)
     assert np.isin(state, (State.DONE, State.HOPELESS)).all() and len(state)
+
+
+# What a trial takes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ended", "of_plain_s", "of_cheap_s"),
+    [("cudagraphs", 62.0, 50.0), ("inductor", 50.0, 5.0 * 50 / 62)],
+)
+def test_what_compiles_little_says_nothing_about_what_compiles_much(
+    ended: str, of_plain_s: float, of_cheap_s: float
+) -> None:
+    """A minute of compiling and three seconds of it are expected, beside two of a trial."""
+    cheap = Setting(CompileConfig("cudagraphs"), None, "forward")
+    plain = Setting(DEFAULT_INDUCTOR, None, "forward")
+    every = [Setting(EAGER, None, "forward"), plain, cheap]
+    seconds = {"inductor": 60.0, "cudagraphs": 3.0}
+    sampler = sampler_of("portfolio", every, plain_alone=False, seconds=seconds)
+    one = cheap if ended == "cudagraphs" else plain
+    study = study_of(sampler, {one: TrialState.COMPLETE}, seconds=50.0)
+    found = sampler.expected_s(sampler.results(study))
+    assert found[1:].tolist() == pytest.approx([of_plain_s, of_cheap_s])
