@@ -98,6 +98,11 @@ _wanted: list[dict[tuple[str, int], Any]] = []
 """What is wanted of the process at this moment; the last one wins."""
 _before: dict[tuple[str, int], Any] = {}
 """What the process had, to be put back when nothing is wanted."""
+_unfinished: dict[int, list[Callable[[], None]]] = {}
+"""By the thread of the forward pass, what ends the values of its backward passes that run.
+
+One that raises ends nothing itself: torch calls no callback then.
+"""
 
 
 def _begin(values: Mapping[str, Any]) -> Callable[[], None]:
@@ -110,6 +115,7 @@ def _begin(values: Mapping[str, Any]) -> Callable[[], None]:
         (n, threading.get_ident() if n == "threads" else 0): v
         for n, v in values.items()
     }
+    _end_failed_backward_passes()
     with _lock:
         for place, value in mine.items():
             _before.setdefault(place, PROCESS[place[0]][0]())
@@ -124,6 +130,13 @@ def _end(mine: dict[tuple[str, int], Any]) -> None:
         for place in mine:
             others = [each[place] for each in _wanted if place in each]
             _change(place[0], others[-1] if others else _before.pop(place))
+
+
+def _end_failed_backward_passes() -> None:
+    """Put back what backward passes of this thread have left: it is in none now."""
+    if torch._C._current_graph_task_id() < 0:
+        for end in _unfinished.pop(threading.get_ident(), ()):
+            end()
 
 
 def _change(name: str, value: Any) -> None:
@@ -145,14 +158,18 @@ def process_of(values: Mapping[str, Any]) -> Iterator[None]:
 def backward_within(result: Any, values: Mapping[str, Any]) -> None:
     """Set these for the process also in the backward pass, from a result's tensors to its end."""
     ends: list[Callable[[], None]] = []
+    caller = threading.get_ident()
 
     def end() -> None:
         while ends:
             ends.pop()()
+        with contextlib.suppress(KeyError, ValueError):
+            _unfinished[caller].remove(end)
 
     def begin(_: torch.Tensor) -> None:
         if not ends:
             ends.append(_begin(values))
+            _unfinished.setdefault(caller, []).append(end)
             cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
     leaves = pytree.tree_leaves(result)
@@ -174,7 +191,8 @@ class Compiled:
     It runs, and so do the gradients of its results, with the threads and the precision of the
     setting; the process keeps its own. Without ``grad`` it runs under ``no_grad``: methods
     that disable gradients do so only inside, but Dynamo calls the backend in the caller's grad
-    mode. ``or_eager`` uses the original if that works and the compiled function fails. Autocast is
+    mode. ``or_eager`` uses the original if that works and the compiled function fails, unless
+    ``written`` changes: half of an optimizer's step must not be made twice. Autocast is
     of the device of the ``model``, else of ``device``, else of the first call's tensors.
     """
 
@@ -186,8 +204,10 @@ class Compiled:
         grad: bool = True,
         or_eager: bool = False,
         device: torch.device | None = None,
+        written: Callable[[], object] | None = None,
     ) -> None:
         self.function, self.config = function, config
+        self._written = written
         self.failed = ""  # why it runs uncompiled
         self.calls = 0
         # Captured by the first call, and by later ones.
@@ -236,11 +256,13 @@ class Compiled:
     def _tried(self, *args: Any, **kwargs: Any) -> Any:
         if self.failed:
             return self.function(*args, **kwargs)
+        before = self._written() if self._written else None
         try:
             with self._precision(args, kwargs):
                 return (self._compiled or self._first)(*args, **kwargs)
         except Exception as error:
-            if not self._or_eager:
+            is_half_done = self._written is not None and self._written() != before
+            if not self._or_eager or is_half_done:
                 raise
             # Raises again if the caller is at fault.
             result = self.function(*args, **kwargs)
@@ -377,8 +399,18 @@ def apply_to_optimizer(
         optimizer.step = types.MethodType(replaced.function(), optimizer)  # type: ignore[method-assign]
     replaced.compiled = None
     if not _is_untouched(config):
-        replaced.compiled = Compiled(replaced.uncompiled, config, or_eager=or_eager)
+        replaced.compiled = Compiled(
+            replaced.uncompiled,
+            config,
+            or_eager=or_eager,
+            written=functools.partial(_versions, optimizer),
+        )
     return replaced.compiled
+
+
+def _versions(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How often each parameter was written to."""
+    return [p._version for group in optimizer.param_groups for p in group["params"]]
 
 
 class _Step:

@@ -86,7 +86,7 @@ def suite(
     parts = Parts(progress=progress, began=context.obj)
     folder, found = run_suite(what, request, parts, fixed=fixed, say=say, note=tell)
 
-    tables = _Tables(found, earlier)
+    tables = _Tables(found, earlier, folder)
     page = folder / "suite.html"
     tables.write(page, csv, markdown)
     tables.print(as_json, verbose)
@@ -100,12 +100,13 @@ class _Tables:
 
     found: Suite
     earlier: Suite | None
+    folder: Path
 
     @cached_property
     def document(self) -> Document:
         from autocompile.suite.tables import suite_document
 
-        return suite_document(self.found, self.earlier)
+        return suite_document(self.found, self.earlier, self.folder)
 
     def print(self, as_json: bool, verbose: bool) -> None:
         from autocompile.report.terminal import Page

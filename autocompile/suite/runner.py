@@ -391,7 +391,8 @@ def _begun(what: str | None, request: Request, fixed: bool) -> tuple[Path, Suite
         folder = runs.new_folder(Path(what).stem).path
     else:
         folder = Path(request.run_dir)
-        if folder.exists() and any(folder.iterdir()):
+        make_folder(folder)  # raises another error where it cannot
+        if any(folder.iterdir()):
             raise RunError(
                 f"the folder {folder} is not empty", hint="another, or --resume"
             )
@@ -405,10 +406,13 @@ def _resumed(what: str | None, request: Request, fixed: bool) -> tuple[Path, Sui
     How trials are run may be changed: a longer timeout, or more jobs. What is measured
     may not, and a suite stays on its machine or on its cluster.
     """
-    folder = latest() if request.run_dir is None else Path(request.run_dir)
+    folder = latest(what) if request.run_dir is None else Path(request.run_dir)
     suite = Suite.read(folder)
     if what not in (None, suite.name):
-        raise UsageError(f"{folder} is of the suite {suite.name}, and not of {what}")
+        raise UsageError(
+            f"{folder} is of the suite {suite.name}, and not of {what}",
+            hint="without --run-dir the last suite of that name goes on",
+        )
     given = request.kept(Kept.SUITE)
     fixed_names = {*kept_names(Request, Kept.RUN)} & (request.asked or {*()})
     moves = "ray" in given and "ray" not in suite.options
@@ -448,10 +452,22 @@ def _on_cluster(
     return {kind: result.report for kind, result in outcome.results.items()}
 
 
-def latest() -> Path:
-    """The folder of the last suite."""
+def latest(name: str | None = None) -> Path:
+    """The folder of the last suite, or of the last one of that name."""
     found = sorted(runs.under.glob(f"*/{SUITE}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        hint = "autocompile suite timm   (begins one)"
-        raise RunError(f"there is no suite under ./{runs.under} to resume", hint=hint)
-    return found[-1].parent
+    for path in reversed(found):
+        if name is None or _name_of(path.parent) == name:
+            return path.parent
+    of_name = "" if name is None else f" of {name}"
+    raise RunError(
+        f"there is no suite{of_name} under ./{runs.under} to resume",
+        hint=f"autocompile suite {name or 'timm'}   (begins one)",
+    )
+
+
+def _name_of(folder: Path) -> str | None:
+    """The name of a folder's suite; None where its file cannot be read."""
+    try:
+        return Suite.read(folder).name
+    except AutocompileError:
+        return None

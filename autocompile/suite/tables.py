@@ -6,7 +6,9 @@ import csv
 import io
 import math
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import NormalDist
 
 from autocompile.report import text as show
@@ -19,6 +21,7 @@ from autocompile.report.document import (
     Text,
     spans,
 )
+from autocompile.store import runs
 from autocompile.store.report import Tried
 from autocompile.suite.rows import Row, Suite
 
@@ -40,8 +43,13 @@ _ANSWER = ("", "rows", "right", "geometric mean")
 _LONG = 48  # characters of a model's name with its options
 
 
-def suite_document(suite: Suite, earlier: Suite | None = None) -> Document:
-    """The rows of a suite by phase; with an ``earlier`` one also what differs from it."""
+def suite_document(
+    suite: Suite, earlier: Suite | None = None, folder: Path | None = None
+) -> Document:
+    """The rows of a suite by phase; with an ``earlier`` one also what differs from it.
+
+    ``folder``: of the suite, which the command that goes on with it names.
+    """
     phases = dict.fromkeys(row.phase for row in suite.rows)
     sections = [_section(phase, suite) for phase in phases]
     whole = list(_whole(suite))
@@ -54,7 +62,7 @@ def suite_document(suite: Suite, earlier: Suite | None = None) -> Document:
     ]
     return Document(
         title=("autocompile suite: ", Span(show.plain(suite.name), "code")),
-        status=_status(suite),
+        status=_status(suite, folder),
         answer=Table("", _ANSWER, tuple(_summary(suite)), right=(1, 2, 3)),
         sections=tuple(sections),
         whole=tuple(whole),
@@ -63,18 +71,21 @@ def suite_document(suite: Suite, earlier: Suite | None = None) -> Document:
     )
 
 
-def _status(suite: Suite) -> str:
+def _status(suite: Suite, folder: Path | None) -> str:
     """What is missing of a suite, and the command that goes on; empty if it is complete."""
     known = {row.run for row in suite.rows if row.is_known}
     missing = len({row.run for row in suite.rows} - known)
     if not missing and not suite.interrupted:
         return ""
-    goes_on = "autocompile suite --resume --budget 1h goes on with the last suite."
+    is_found = folder is None or folder.parent == runs.under
+    place = "" if is_found else f" --run-dir {shlex.quote(str(folder))}"
+    name = shlex.quote(suite.name)
+    goes_on = f"autocompile suite {name} --resume --budget 1h{place} goes on with it."
     if not missing:
         return goes_on
-    runs = f"{show.many(missing, 'run')} of {len(suite.members)} models and phases"
+    which = f"{show.many(missing, 'run')} of {len(suite.members)} models and phases"
     have = "has" if missing == 1 else "have"
-    return f"{runs} {have} no result yet. {goes_on}"
+    return f"{which} {have} no result yet. {goes_on}"
 
 
 def _summary(suite: Suite) -> Iterator[tuple[Text, ...]]:

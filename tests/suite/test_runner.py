@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.store.report import Report, Tried
 from autocompile.suite.members import members_of
 from autocompile.suite.rows import Member, Row, Suite, rows_of
-from autocompile.suite.runner import Runner, run_suite
+from autocompile.suite.runner import Runner, latest, run_suite
 from autocompile.suite.tables import (
     differences,
     is_comparable,
@@ -438,8 +439,10 @@ def test_given_settings_are_timed_and_nothing_else(models: Path) -> None:
     assert [replace(r, settings=()) for r in again.rows] == [
         replace(r, settings=()) for r in suite.rows
     ]
-    with pytest.raises(UsageError, match="is of the suite"):
+    with pytest.raises(RunError, match="there is no suite of timm"):
         run_suite("timm", Request("", resume=True), parts)
+    with pytest.raises(UsageError, match="is of the suite"):
+        run_suite("timm", Request("", resume=True, run_dir=str(folder)), parts)
 
 
 class ByTarget(FakeExecutor):
@@ -849,6 +852,36 @@ def test_a_suite_that_had_no_result_is_nothing_to_compare_with() -> None:
 def test_a_folder_that_is_not_empty_is_no_place_for_a_suite(models: Path) -> None:
     with pytest.raises(RunError, match="is not empty"):
         run_suite(str(models), Request("", run_dir=models), Parts())
+
+
+def test_a_file_is_no_place_for_a_suite(models: Path) -> None:
+    Path("a_file").write_text("")
+    with pytest.raises(RunError, match="cannot create the folder a_file"):
+        run_suite(str(models), Request("", run_dir="a_file"), Parts())
+
+
+def test_the_last_suite_of_a_name_is_not_the_last_of_all(models: Path) -> None:
+    for number, name in enumerate(("list", "timm")):
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        suite = replace(suite_of(row("a", tried(1.5))), name=name)
+        (folder / "suite.json").write_text(json.dumps(suite.to_dict()))
+        os.utime(folder / "suite.json", (number, number))
+    assert latest().name == "timm"
+    assert latest("list").name == "list"
+    with pytest.raises(RunError, match="no suite of other under"):
+        latest("other")
+
+
+@pytest.mark.parametrize(
+    ("folder", "place"),
+    [("runs/a-0001", "--budget 1h goes"), ("else/b c", "1h --run-dir 'else/b c' goes")],
+)
+def test_the_command_that_goes_on_names_its_suite(folder: str, place: str) -> None:
+    suite = suite_of(Row(target="a", run="a", verdict="not_run"))
+    status = suite_document(suite, folder=Path(folder)).status
+    assert f"autocompile suite {suite.name} --resume" in status
+    assert place in status
 
 
 def test_options_beside_resume_are_not_ignored(models: Path) -> None:
