@@ -239,6 +239,8 @@ def _concluded(
     is_over = rest is not None and not rest and not race.is_open
     if is_over and not run.interrupted:
         bench.factory.drop_cache()  # a resumed run has no need of it
+    else:
+        bench.factory.keep_caches(race.finalists)
     records, facts = folder.read()
     if facts:
         bench.progress.warning("; ".join(facts))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,6 +149,12 @@ class JobFactory:
         """Remove one trial's compiler cache, or all of them; nothing may be compiling there."""
         gone = self.folder.cache if number is None else self.cache_of(number)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def keep_caches(self, numbers: Collection[int]) -> None:
+        """Remove the compiler caches of all trials but these."""
+        for path in self.folder.cache.glob("[0-9]*"):
+            if path.name.isdigit() and int(path.name) not in numbers:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _toolchain(self, environment: str) -> Path:
         """What all caches of an environment start with, as its probe has left it."""

@@ -145,6 +145,15 @@ class Race:
         return bool(may_move) and not any(c.is_verified for c in runners)
 
     @property
+    def finalists(self) -> set[int]:
+        """The trials of the settings that a resumed run would race."""
+        return {
+            c.record.number
+            for _, decision in self._decisions()
+            for c in finalists(decision)
+        }
+
+    @property
     def is_open(self) -> bool:
         return any(decision.open for _, decision in self._decisions())
 

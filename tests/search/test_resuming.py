@@ -398,3 +398,25 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
     assert sorted(numbers) == sorted(
         r.number for r in result.trials if r.role == "search"
     )
+
+
+# Compiler caches ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trials", [None, 3])
+def test_a_run_keeps_the_caches_that_a_resumed_one_would_race(
+    target: Path, trials: int | None
+) -> None:
+    """Once all is known there is nothing to race; else one that is no finalist's goes."""
+    of_another = Path("runs/of_it/cache/0099")
+
+    def work(request: Mapping[str, Any]) -> Ending:
+        of_another.mkdir(exist_ok=True)
+        return script(request)
+
+    result = tuned(target, work, trials=trials, run_dir="runs/of_it")
+    kept = {path.name for path in of_another.parent.glob("[0-9]*")}
+    phases = result.to_dict()["phases"].values()
+    best = {f"{phase['answer']['best']['number']:04d}" for phase in phases}
+    assert not kept if trials is None else best <= kept
+    assert of_another.name not in kept
