@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autocompile import api
 from autocompile.commands.bench import SAMPLE, bench, log_shown
+from autocompile.errors import UsageError
 from autocompile.estimate.candidates import ONE
-from autocompile.interpreters.named import found_interpreters
+from autocompile.interpreters.named import DEFAULT, found_interpreters, paths_of
 from autocompile.progress import Progress
 from autocompile.request import Request
 from autocompile.result import Result
@@ -131,14 +133,34 @@ def request_for(entry: Tuned, target: str | None, given: Mapping[str, Any]) -> R
     """The request that tries settings again, by what decided when they were found."""
     spec = target_spec(target or entry.target)
     used = {c.config.environment for every in entry.phases.values() for c in every}
-    theirs = {n: entry.interpreters.get(n, n) for n in sorted(used - {"default"})}
-    others = found_interpreters(given.get("pythons") or (), theirs)
+    others = _interpreters(entry, used - {DEFAULT}, given.get("pythons") or ())
     usual = {"device": entry.fingerprint.get("device")}
     # What is given goes before what decided then, and that before the defaults.
     kept = Request.decided(spec, entry.decided_by)
     decided = {name: getattr(kept, name) for name in entry.decided_by}
     only = {"phases": tuple(entry.phases), "only": entry.tried(), "pythons": others}
     return Request.of(spec, {**usual, **decided, **_stated(given), **only})
+
+
+def _interpreters(
+    entry: Tuned, needed: Collection[str], pythons: Sequence[str]
+) -> tuple[str, ...]:
+    """The interpreters that settings need, of those that are given.
+
+    A file may come from others: what it names is not started.
+    """
+    given = found_interpreters(pythons)
+    missing = sorted({*needed} - {*paths_of(given)})
+    if missing:
+        named = {name: entry.interpreters.get(name, "PATH") for name in missing}
+        raise UsageError(
+            f"settings were measured under other interpreters: {', '.join(missing)}",
+            "an interpreter that a file names is started only if you name it, too",
+            hint=" ".join(
+                f"--python {shlex.quote(f'{n}={path}')}" for n, path in named.items()
+            ),
+        )
+    return given
 
 
 def _stated(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autocompile.errors import UsageError
@@ -19,20 +19,11 @@ def paths_of(pythons: Iterable[str]) -> dict[str, str]:
     return {name: path for name, _, path in pairs}
 
 
-def found_interpreters(
-    pythons: Sequence[str], named: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
+def found_interpreters(pythons: Sequence[str]) -> tuple[str, ...]:
     """Interpreters as ``NAME=PATH``, where each may be given as its path alone.
 
     A name that is not given is that of the folder it is installed in.
-
-    Args:
-        named: interpreters that are needed, by name; one of this name that is given in
-            ``pythons`` takes its place.
     """
-    if named is not None:
-        given = paths_of(found_interpreters(pythons))
-        pythons = [f"{name}={path}" for name, path in {**named, **given}.items()]
     paths: dict[str, str] = {}
     for text in pythons:
         name, equals, path = text.rpartition("=")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -168,28 +167,23 @@ def test_settings_that_are_tried_again_run_under_their_own_interpreter(
     target: Path,
 ) -> None:
     choice = Choice(CompileConfig(environment="old"), 4)
-    found = Tuned(
-        {"forward": (choice,)}, {}, interpreters={"old": sys.executable, "gone": "/no"}
-    )
+    named = {"old": "/where/they/were", "gone": "/no"}
+    found = Tuned({"forward": (choice,)}, {}, interpreters=named)
     executor = Watched()
-    tune(target, executor=executor, only=found)
+    tune(target, executor=executor, only=found, pythons=(f"old={sys.executable}",))
     assert executor.pythons == {("default", None), ("old", sys.executable)}
-    moved = dataclasses.replace(found, interpreters={"old": "/no/where"})
-    with pytest.raises(UsageError, match="there is no interpreter /no/where") as caught:
-        tune(target, executor=Watched(), only=moved)
-    assert caught.value.hint == "--python old=.venv/bin/python"
-    executor = Watched()
-    tune(target, executor=executor, only=moved, pythons=(f"old={sys.executable}",))
-    assert ("old", sys.executable) in executor.pythons
 
 
-def test_settings_of_an_interpreter_of_which_nothing_is_known_are_not_tried_here(
-    target: Path,
+@pytest.mark.parametrize("named", [{"old": "/some/python"}, {}])
+def test_an_interpreter_that_only_a_file_names_is_not_started(
+    target: Path, named: dict[str, str]
 ) -> None:
-    found = Tuned({"forward": (Choice(CompileConfig(environment="old"), 4),)}, {})
+    choice = Choice(CompileConfig(environment="old"), 4)
+    found = Tuned({"forward": (choice,)}, {}, interpreters=named)
     executor = Watched()
-    with pytest.raises(UsageError, match="there is no interpreter old"):
+    with pytest.raises(UsageError, match="only if you name it, too") as caught:
         tune(target, executor=executor, only=found)
+    assert caught.value.hint == f"--python old={named.get('old', 'PATH')}"
     assert not executor.pythons
 
 
