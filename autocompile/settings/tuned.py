@@ -152,6 +152,7 @@ class Tuned:
                 name: made(kind, {**known, **data}[name], name)
                 for name, kind in _FACTS.items()
             }
+            demand_positive(**facts["batch_sizes"])
             cache = made(Mapping[str, str], data.get("cache", {}), "cache")
             decided_by = made(
                 Mapping[str, Any], data.get("decided_by", {}), "decided_by"

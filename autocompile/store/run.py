@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from autocompile.errors import NEWER, RunError, UsageError
 from autocompile.request import Request
@@ -12,6 +12,25 @@ from autocompile.settings.config import CompileConfig
 from autocompile.store.files import write_json
 from autocompile.store.reading import Part, known, made, plain
 from autocompile.store.record import SCHEMA, RunFolder
+
+_BY_PHASE = dict[str, int | None]
+TARGET: Mapping[str, Any] = {
+    "kind": str,
+    "description": str,
+    "parameters": int | None,
+    "phases": list[str],
+    "own_batch_size": _BY_PHASE,
+    "calls_per_update": _BY_PHASE,
+    "samples_per_update": _BY_PHASE,
+    "threads": _BY_PHASE,
+    "operators": _BY_PHASE,
+    "regions": dict[str, str],
+    "optimizers": list[str],
+    "optimizer": dict[str, Any] | None,
+    "choices": dict[str, str],
+    "has_convolutions": bool,
+}
+"""The types of facts about a target that reports and exports are made of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +121,13 @@ class Run:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Run:
         """Read what :meth:`to_dict` gave; what a newer version has beside it is left out."""
-        values = known(cls, data)
+        hints, values = get_type_hints(cls), known(cls, data)
+        for name in values.keys() - {"request"}:
+            values[name] = made(hints[name], values[name], name)
+        target = values["target"]
+        for name in target.keys() & TARGET.keys():
+            made(TARGET[name], target[name], f"{name} of the target")
         values["request"] = Request.known(values["request"])
-        values["phases"] = tuple(values["phases"])
-        spaces = values.get("spaces", {})
-        values["spaces"] = {
-            name: made(Searched, each, f"spaces of {name}")
-            for name, each in spaces.items()
-        }
-        for name in ("environment", "target", "environments", "sources", "batch_sizes"):
-            values[name] = made(dict[str, Any], values.get(name, {}), name)
         return cls(**values)
 
     def write(self, folder: RunFolder) -> None:
