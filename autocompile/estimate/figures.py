@@ -7,7 +7,7 @@ sets of processes that the decision counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autocompile.estimate.candidates import (
     ONE,
@@ -23,12 +23,18 @@ from autocompile.settings.config import DEFAULT_INDUCTOR, Setting
 from autocompile.settings.phases import phase_of
 from autocompile.store.reading import known
 from autocompile.store.record import EXPORTED, Outcome, Record
-from autocompile.store.report import Best, Exported, Rate, Throughput, Tried
+from autocompile.store.report import (
+    Best,
+    Exported,
+    GivenBack,
+    Rate,
+    Throughput,
+    Tried,
+)
 
 # Eager mode where freed memory is given back: what is worth a note, as a factor in time and
 # as page faults of a call.
 _SLOWER, _FAULTS = 1.1, 50
-_KEEPS = "MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432"
 
 
 def throughput_of(rate: Interval, record: Record) -> Throughput:
@@ -68,7 +74,8 @@ def figures(
         "break_even_calls": _calls_to_repay_compiling(best),
         "calls_to_repay_refresh": _calls_to_repay_refresh(best),
         "exported": _exported(best, exported),
-        "notes": (*record.notes, *_giving_back(found)),
+        "given_back": _given_back(found),
+        "notes": tuple(record.notes),
     }
     return Best(**known(Best, vars(record)) | own)
 
@@ -149,20 +156,17 @@ def _calls_to_repay_refresh(best: Candidate) -> int | None:
     return math.ceil(record.refresh_s / saved_s * _calls_of_a_pass(record))
 
 
-def _giving_back(found: Sequence[Candidate]) -> Iterator[str]:
-    """What eager mode loses by page faults where a program's memory is not kept, as it is here."""
+def _given_back(found: Sequence[Candidate]) -> GivenBack | None:
+    """What eager mode loses by page faults where a program's memory is not kept, if it is much."""
     costs = (
         c.record.detail.get("given_back")
         for c in found
         if c.record.config.is_plain_eager
     )
-    cost = next(filter(None, costs), None) or {"times": 1.0, "faults": 0.0}
-    if cost["times"] > _SLOWER and cost["faults"] > _FAULTS:
-        yield (
-            f"where glibc gives freed memory back, as it may in your program, eager mode takes "
-            f"{cost['times']:.1f} times as long ({cost['faults']:.0f} page faults a call); here it "
-            f"is kept, and there by autocompile.apply, or with {_KEEPS} in the environment"
-        )
+    if (cost := next(filter(None, costs), None)) is None:
+        return None
+    is_much = cost["times"] > _SLOWER and cost["faults"] > _FAULTS
+    return GivenBack.from_dict(cost) if is_much else None
 
 
 def _exported(best: Candidate, exported: Sequence[Record]) -> Exported | None:

@@ -36,7 +36,7 @@ from autocompile.export.lines import (
 from autocompile.export.source import comment, one_line, program, quoted
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import PHASES, phase_of
-from autocompile.store.report import Report
+from autocompile.store.report import KEEP_MEMORY, Report
 
 _LONGEST = 200  # characters of a line to paste
 
@@ -133,7 +133,21 @@ def export(report: Report) -> str:
             blocks.append(
                 f"{_evidence(choice)}# {one_line(_to_library(report, choice))}"
             )
+    if not any("autocompile.apply(" in block for block in blocks):  # which keeps it
+        blocks.insert(0, _kept_memory(report))
     return program(_refusal(report, faster), *blocks)
+
+
+def _kept_memory(report: Report) -> str:
+    """The environment of the measurement, where a program without it is much slower."""
+    bests = [phase.answer.best for phase in report.phases.values()]
+    times = [best.given_back.times for best in bests if best and best.given_back]
+    if not times:
+        return ""
+    return comment(
+        f"Memory was kept, as by {KEEP_MEMORY} in the environment: where glibc gives it back, "
+        f"eager mode takes {max(times):.1f} times as long"
+    )
 
 
 def programs_of(report: Report) -> list[Together]:

@@ -14,6 +14,7 @@ from autocompile.store.record import Outcome
 from autocompile.store.report import (
     Answer,
     Best,
+    GivenBack,
     OtherNumbers,
     PhaseResult,
     Report,
@@ -253,6 +254,8 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         yield from _ties(phase, best)
         if cost := tuple(_cost(best)):
             yield Line("Cost", cost)
+        if best.given_back:
+            yield Line("Memory", (_kept_memory(best.given_back),))
     if phase.as_calls_grow:
         yield Line("Calls", (_as_calls_grow(phase),))
     yield from map(_in_other_numbers, phase.other_numbers)
@@ -345,6 +348,14 @@ def _cost(best: Best) -> Iterator[str]:
         eager = best.eager_peak_memory_bytes
         against = f" (eager {show.size(eager)})" if eager and not best.is_eager else ""
         yield f"peak memory {show.size(mine)}{against}"
+
+
+def _kept_memory(cost: GivenBack) -> str:
+    """That freed memory is kept, and what it would cost if it were not."""
+    return (
+        f"freed memory is kept, as autocompile.apply does: where glibc gives it back, eager mode "
+        f"takes {cost.times:.1f} times as long ({cost.faults:.0f} page faults a call)"
+    )
 
 
 def exported_warning(best: Best) -> Iterator[str]:

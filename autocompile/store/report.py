@@ -70,6 +70,18 @@ class Exported(Part):
     speedup: Interval | None = None
 
 
+KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432"
+"""The environment in which glibc keeps freed memory, as in trials and after ``apply``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBack(Part):
+    """What eager mode loses where glibc gives freed memory back: times as long, faults a call."""
+
+    times: float
+    faults: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Best(Part):
     """The setting of an answer with its figures; eager mode where that is to be kept.
@@ -84,7 +96,10 @@ class Best(Part):
         same_code: numbers of other trials whose code is the same.
         ties: numbers of other trials that are as good.
         exported: None where its exported code was not run.
+        given_back: None where a program loses little if its memory is not kept.
     """
+
+    optional = ("given_back",)
 
     number: int
     config: CompileConfig
@@ -110,6 +125,7 @@ class Best(Part):
     graphs: int | None = None
     weights_live: bool | None = None
     exported: Exported | None = None
+    given_back: GivenBack | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

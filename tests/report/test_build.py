@@ -9,6 +9,7 @@ import pytest
 from fakes import failed, measured
 from made_records import LITE, MAX, Run, run_of
 
+from autocompile.export import export
 from autocompile.report.build import build_report
 from autocompile.report.page import to_html
 from autocompile.result import Result
@@ -246,8 +247,9 @@ def test_what_it_costs_to_give_memory_back_is_said_where_it_is_much() -> None:
         run = Run()
         run.records[0].detail["given_back"] = {"times": times, "faults": faults}
         run.search(LITE, 1.5)
-        notes = report(run)["phases"]["forward"]["answer"]["best"]["notes"]
-        assert (
-            any("1.7 times as long (540 page faults a call)" in n for n in notes)
-            is is_said
-        )
+        best = report(run)["phases"]["forward"]["answer"]["best"]
+        cost = {"times": times, "faults": faults} if is_said else None
+        assert best.get("given_back") == cost
+        made, words = typed(run), "1.7 times as long"
+        assert (f"{words} (540 page faults a call)" in to_html(made)) is is_said
+        assert (words in export(made, "python")) is is_said
