@@ -79,7 +79,7 @@ ALLOWED = {
     "testing": {"ground", "api", "execute", "result", "space"},
     "lightning": {"ground", "runtime"},
     "transformers": {"ground", "runtime"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "ground"},
 }
 # A wing is a folder with all of one subject, whose modules run in different processes. Each
 # of them belongs to the column that it serves, and its door to that which comes in by it.

@@ -63,7 +63,8 @@ def test_a_signal_at_any_moment_ends_a_command_with_words(
         after_s = drawn.uniform(0.0, about_s)
         ended, said, left = _ended(name, words, files, kind, after_s)
         told = f"{name} {words}, {kind} after {after_s:.2f} s (number {moment})"
-        assert "Traceback" not in said, f"{told}: {said[-3000:]}"
+        # What is recorded ends as it does by itself.
+        assert name == "record" or "Traceback" not in said, f"{told}: {said[-3000:]}"
         assert "defect in autocompile" not in said, f"{told}: {said[-3000:]}"
         assert not left, f"{told}: alive: {left}"
         assert ended is not None, f"{told}: it had not ended: {said[-3000:]}"

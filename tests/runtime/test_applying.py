@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends import registry
 
 from autocompile.runtime.applying import apply_config, apply_to_optimizer
 from autocompile.settings.config import CompileConfig
@@ -47,7 +48,9 @@ def _broken_in_its_second_graph(graph: Any, inputs: Any) -> Any:
     return graph.forward
 
 
-def test_half_of_an_optimizers_step_is_not_made_again_in_eager_mode() -> None:
+def test_half_of_an_optimizers_step_is_not_made_again_in_eager_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _broken_in_its_second_graph.graphs = 0  # type: ignore[attr-defined]
 
     class InTwoParts(torch.optim.Optimizer):
@@ -69,7 +72,10 @@ def test_half_of_an_optimizers_step_is_not_made_again_in_eager_mode() -> None:
         p.data.fill_(5.0)
         p.grad = torch.ones_like(p)
     torch._dynamo.reset()
-    torch._dynamo.register_backend(_broken_in_its_second_graph, name="broken_later")
+    monkeypatch.setitem(registry._BACKENDS, "broken_later", None)
+    monkeypatch.setitem(
+        registry._COMPILER_FNS, "broken_later", _broken_in_its_second_graph
+    )
     apply_to_optimizer(optimizer, CompileConfig("broken_later"), or_eager=True)
     with pytest.raises(_Failing):
         optimizer.step()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import register_backend
+from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 
 from autocompile.runtime import applying, gradients
@@ -43,11 +43,12 @@ def _into_the_same_memory(graph: Any, _: Sequence[Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    if "same_memory" not in torch._dynamo.list_backends(()):
-        backend = aot_autograd(
-            fw_compiler=lambda graph, _: graph, bw_compiler=_into_the_same_memory
-        )
-        register_backend(backend, name="same_memory")
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: graph, bw_compiler=_into_the_same_memory
+    )
+    # Not by register_backend(), which takes a name once: other tests put the names back.
+    monkeypatch.setitem(registry._BACKENDS, "same_memory", None)
+    monkeypatch.setitem(registry._COMPILER_FNS, "same_memory", backend)
     monkeypatch.setattr(applying, "uses_cuda_graphs", lambda config: True)
     torch._dynamo.reset()
 
