@@ -62,8 +62,9 @@ class TunedCallback(Callback):  # type: ignore[misc]
         applied = self._in_training.apply(
             model, trainer.optimizers, self._batch_size, why
         )
-        if clips and not is_scaled:
-            # Lightning takes each fused step for one that unscales, and would clip none of it.
+        if not is_scaled:
+            # Lightning takes each fused step for one that unscales, and would clip none of it,
+            # by its own option, in a hook or by hand.
             for optimizer in trainer.optimizers:
                 optimizer._step_supports_amp_scaling = False
         rank_zero_info(f"autocompile: {applied}")

@@ -79,8 +79,11 @@ def one_in_words(name: str, spec: MultiRLModuleSpec) -> str:
 
 
 def _kind_of(spec: RLModuleSpec) -> tuple[str, ...]:
+    """What modules that are alike share; one without a class has that of its algorithm."""
+    made_by = (spec.module_class, spec.catalog_class)
+    names = (getattr(each, "__qualname__", "") for each in made_by)
     parts = (spec.observation_space, spec.action_space, spec.model_config)
-    return spec.module_class.__qualname__, *map(str, parts)
+    return (*names, *map(str, parts))
 
 
 def _rows(mapping: Any, agents: list[Any], envs: int) -> dict[str, int]:

@@ -425,17 +425,18 @@ class _Step:
             optimizer: torch.optim.Optimizer,
             closure: Callable[[], Any] | None = None,
         ) -> Any:
+            if closure is not None and self.compiled is None:
+                return self.uncompiled(closure)
+            loss = None
+            if closure is not None:
+                # First and once, as in each of torch's but LBFGS.
+                with torch.enable_grad():
+                    loss = closure()
             # What hooks of the step do, which compiled code does not call.
             count_step(optimizer)
             fit_fused(optimizer)
-            if closure is None:
-                return (self.compiled or self.uncompiled)()
-            if self.compiled is None:
-                return self.uncompiled(closure)
-            with torch.enable_grad():  # first and once, as in each of torch's but LBFGS
-                loss = closure()
-            self.compiled()
-            return loss
+            result = (self.compiled or self.uncompiled)()
+            return result if closure is None else loss
 
         vars(step).update(vars(self.uncompiled))  # attributes set by LR schedulers
         return step

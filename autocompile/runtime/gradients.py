@@ -23,10 +23,13 @@ class KeptGradients:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._has_stepped = False  # an optimizer of the model, since its last call
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = (
+        self._trained = 0  # parameters that take gradients
+        # How many of its parameters each optimizer steps, and which have stepped since its last
+        # call: gradients of the others may go on adding up.
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
             weakref.WeakKeyDictionary()
         )
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # Whether it was tried after a step: a program that keeps gradients (``set_to_none=False``)
         # keeps the copies, and for one that drops them no more are made.
         self._has_tried = False
@@ -36,16 +39,24 @@ class KeptGradients:
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step, which may be of another model."""
         if optimizer not in self._optimizers:
-            mine = {id(p) for p in self._model.parameters()}
-            steps = (id(p) for group in optimizer.param_groups for p in group["params"])
-            self._optimizers[optimizer] = any(each in mine for each in steps)
-        self._has_stepped |= self._optimizers[optimizer]
+            mine = {id(p) for p in self._model.parameters() if p.requires_grad}
+            steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            self._trained = len(mine)
+            self._optimizers[optimizer] = len(mine & steps)
+        if self._optimizers[optimizer]:
+            self._stepped.add(optimizer)
+
+    def _all_have_stepped(self) -> bool:
+        """Whether all parameters were stepped since the last call."""
+        stepped = sum(self._optimizers[optimizer] for optimizer in self._stepped)
+        self._stepped.clear()
+        return 0 < self._trained <= stepped
 
     def before_call(self) -> None:
         """Copy gradients that the next call may overwrite; call it before each."""
         if not torch.is_grad_enabled():
             return
-        has_stepped, self._has_stepped = self._has_stepped, False
+        has_stepped = self._all_have_stepped()
         if has_stepped and self._has_tried:
             return  # without a look at each parameter, which takes longer than some steps
         self._has_tried |= has_stepped

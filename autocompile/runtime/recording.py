@@ -117,6 +117,8 @@ def _shape_of(value: Any) -> Any:
             if is_whole and value.numel():
                 low, high = (int(x) for x in value.aminmax())
             shape = (*value.shape,)
+            if any(type(size) is not int for size in shape):  # of a jagged one
+                return {"object": type(value).__name__}
         except (
             RuntimeError,
             NotImplementedError,

@@ -10,6 +10,7 @@ pytest.importorskip("ray")
 import gymnasium
 import numpy as np
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import (
     DefaultPPOTorchRLModule,
 )
@@ -65,6 +66,17 @@ def test_modules_that_are_not_alike_are_refused_in_words() -> None:
     each = {"a": spec(), "b": spec(head_fcnet_hiddens=[8])}
     with pytest.raises(TargetError, match="the modules a, b are not alike"):
         from_object(MultiRLModuleSpec(rl_module_specs=each))
+
+
+class _Deep(PPOCatalog):
+    """Gives the encoder other layers, which no model_config tells."""
+
+
+def test_modules_of_other_catalogs_are_not_alike() -> None:
+    deep = spec()
+    deep.catalog_class = _Deep
+    with pytest.raises(TargetError, match="not alike"):
+        from_object(MultiRLModuleSpec(rl_module_specs={"a": spec(), "b": deep}))
 
 
 def test_modules_that_others_call_are_refused_in_words() -> None:

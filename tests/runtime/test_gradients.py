@@ -144,6 +144,58 @@ def test_the_steps_of_another_models_optimizer_do_not_count() -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+def _accumulated(is_tuned: bool, optimizer: str, in_closure: bool) -> torch.Tensor:
+    """The weights after four steps of two passes each, as Lightning makes them with a closure."""
+    model, drawn = _net(), torch.Generator().manual_seed(1)
+    steps = torch.optim.SGD(model.parameters(), lr=0.1)
+    if is_tuned:
+        config = CompileConfig("same_memory", optimizer=optimizer)
+        apply_config(model, "train_step", config, optimizers=[steps])
+
+    def work() -> torch.Tensor:
+        loss = model(torch.randn(5, 6, generator=drawn)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        work()
+        if in_closure:
+            steps.step(work)
+        else:
+            work()
+            steps.step()
+        steps.zero_grad()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.usefixtures("_graphs")
+@pytest.mark.parametrize("in_closure", [False, True])
+@pytest.mark.parametrize("optimizer", ["default", "fused", "compiled"])
+def test_a_closure_may_make_the_last_pass(optimizer: str, in_closure: bool) -> None:
+    want = _accumulated(False, optimizer, in_closure)
+    torch.testing.assert_close(_accumulated(True, optimizer, in_closure), want)
+
+
+@pytest.mark.usefixtures("_graphs")
+def test_optimizers_of_one_model_may_step_at_different_times() -> None:
+    results = []
+    for is_tuned in (False, True):
+        model, drawn = _net(), torch.Generator().manual_seed(1)
+        if is_tuned:
+            apply_config(model, "train_step", CompileConfig("same_memory"))
+        body = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        head = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        for number in range(8):
+            model(torch.randn(5, 6, generator=drawn)).square().mean().backward()
+            head.step()
+            head.zero_grad()
+            if number % 4 == 3:
+                body.step()
+                body.zero_grad()
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_loop_trains_with_real_cuda_graphs(loop: str) -> None:

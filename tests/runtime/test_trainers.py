@@ -146,19 +146,28 @@ def test_lightning_fits_compiled_and_checkpoints_keep_their_keys(
     assert trainer.optimizers[0].param_groups[0]["foreach"] is False
 
 
+class ClipsInAHook(Lit):
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self.clip_gradients(
+            optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm"
+        )
+
+
+@pytest.mark.parametrize("kind", [Lit, ClipsInAHook])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_lightning_clips_gradients_of_a_fused_step(
-    tmp_path: Path, precision: Any
+    tmp_path: Path, precision: Any, kind: type[Lit]
 ) -> None:
     weights = []
     for config in (EAGER, CompileConfig("eager", optimizer="fused")):
         path = tmp_path / "tuned.json"
         found = settings(train_step={4: config})
         path.write_text(TunedSet.read(found).to_json())
-        model = Lit()
+        model = kind()
         callback = OfLightning(path, module="net")
+        clip = 0.01 if kind is Lit else None
         trainer = fitted(
-            model, callback, precision=precision, gradient_clip_val=0.01, steps=4
+            model, callback, precision=precision, gradient_clip_val=clip, steps=4
         )
         assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is (config != EAGER)
         weights.append([p.detach().clone() for p in model.parameters()])

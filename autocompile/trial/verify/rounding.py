@@ -140,7 +140,9 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return x
         width = _OF_SUM * math.sqrt(12) * torch.finfo(x.dtype).eps
         by = (self._uniform(x).to(x.dtype) - 0.5).mul_(width)
-        return x + by.mul_(first).mul_(second)
+        by = by.mul_(first).mul_(second)
+        # A sum of zeros is exact, and an infinite length says nothing.
+        return x + by.masked_fill_((x == 0) | ~by.isfinite(), 0.0)
 
     def _uniform(self, x: torch.Tensor) -> torch.Tensor:
         """Random numbers between 0 and 1 for each element, from another place of those drawn."""
@@ -179,7 +181,7 @@ def _is_inexact(x: Any) -> bool:
 def _lengths(name: str, args: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The lengths of the two factors of each sum of an operation, if it is a product.
 
-    Of a convolution, which patch it is does not count.
+    Of a convolution, these are the patches and the filters.
     """
     length = torch.linalg.vector_norm
     if name in _MATRICES:
@@ -187,12 +189,14 @@ def _lengths(name: str, args: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         return length(first, dim=-1, keepdim=True), length(second, dim=-2, keepdim=True)
     if name != "convolution" or args[6]:  # transposed
         return None
-    x, filters = args[:2]
+    x, filters, _, *how, groups = args
     places = [1] * (x.dim() - 2)
+    ones = filters.new_ones((groups, *filters.shape[1:]))
+    convolve: Any = torch.convolution
+    patches = convolve(x.square(), ones, None, *how, groups).clamp_(min=0)
+    of_each = len(filters) // groups
     of_filters = length(filters.flatten(1), dim=1).view(1, -1, *places)
-    terms = filters[0].numel()
-    of_samples = length(x.flatten(1), dim=1).mul(math.sqrt(terms / x[0].numel()))
-    return of_samples.view(-1, 1, *places), of_filters
+    return patches.sqrt_().repeat_interleave(of_each, dim=1), of_filters
 
 
 def _of_tensor_cores(x: torch.Tensor, name: str) -> float:

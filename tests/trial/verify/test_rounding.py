@@ -65,3 +65,25 @@ def test_only_an_activation_that_rounding_may_turn_is_turned_by_rounding(
     problem = compare(want, got, moved=moved)
     assert movement.tries, "nothing was turned"
     assert (problem is None) == is_right, problem
+
+
+@pytest.mark.parametrize("kind", ["matrices", "convolution"])
+def test_sums_of_zeros_and_infinities_stay(kind: str) -> None:
+    x = torch.zeros(4, 1, 1, 12)
+    x[0, 0, 0, 0], x[1, 0, 0, 0], x[2, 0, 0, 6] = 3e38, -torch.inf, 1.0
+    filters = torch.ones(2, 1, 1, 3)
+
+    def run() -> torch.Tensor:
+        if kind == "convolution":
+            return torch.nn.functional.conv2d(x, filters)
+        return x.view(4, 12) @ torch.eye(12)[:, :3]
+
+    want = run()
+    with RoundOtherwise(0):
+        got = run()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=0.0, equal_nan=True)
+
+
+def test_a_convolution_of_no_samples_is_one() -> None:
+    with RoundOtherwise(0):
+        assert nn.Conv2d(1, 2, 3)(torch.randn(0, 1, 8, 8)).shape == (0, 2, 6, 6)
