@@ -182,7 +182,8 @@ class TunedLearner(_Tuned):
 
     def remove_module(self, module_id: str, **kwargs: Any) -> Any:
         removed = super().remove_module(module_id, **kwargs)
-        for key in [key for key in self.active if key.startswith(f"{module_id}.")]:
+        alive = {*self.module.keys(), *self._named_optimizers}
+        for key in [key for key in self.active if key.rpartition(".")[0] not in alive]:
             del self.active[key]
         return removed
 

@@ -117,7 +117,8 @@ def _shape_of(value: Any) -> Any:
             if is_whole and value.numel():
                 low, high = (int(x) for x in value.aminmax())
             shape = (*value.shape,)
-            if any(type(size) is not int for size in shape):  # of a jagged one
+            is_plain = value.layout is torch.strided and not value.is_nested
+            if not is_plain:
                 return {"object": type(value).__name__}
         except (
             RuntimeError,

@@ -52,7 +52,8 @@ _ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 # Times as long as expected: races wait no longer for what promises more than they do, and nothing
 # waits for what takes longer still, which may never end.
 _LATE, _VERY_LATE = 1.5, 2.0
-# A trial tells how long those take that are expected to take up to so many times as long.
+# A trial tells how long those of its backend take, and others that are expected to take up to so
+# many times as long.
 _TELLS = 4.0
 _NOISE = 0.03  # of one process, as the standard deviation of a log speed-up
 # A failure counts as a log speed-up with so much noise: what shares its features comes later, as
@@ -156,6 +157,7 @@ class ListedSampler(BaseSampler):
         )
         self._phase = np.array([s.phase for s in settings])
         self._is_eager = np.array([s.config.is_eager for s in settings])
+        self._backend = np.array([s.config.backend for s in settings])
         self._needs_own_process = np.array(
             [s.config.needs_own_process for s in settings]
         )
@@ -285,6 +287,7 @@ class ListedSampler(BaseSampler):
             took = np.flatnonzero((results.seconds > 0) & kind)
             logs = np.log(results.seconds[took] / self._cost_s[took])
             tells = self._cost_s[took] * _TELLS >= self._cost_s[kind, None]
+            tells |= self._backend[took] == self._backend[kind, None]
             count = np.maximum(1, tells.sum(axis=1))
             expected_s[kind] *= np.exp((tells * logs).sum(axis=1) / count)
         expected_s[self._has_twin & results.done[self._twin]] = _ANSWERED_S

@@ -263,6 +263,7 @@ def test_modules_that_come_later_are_tuned_and_those_that_go_are_forgotten(
         )
     )
     assert {*runner} == {"a.forward_exploration", "c.forward_exploration"}
+    assert not any(key.startswith("b") for key in learner), "its optimizer is gone, too"
     assert {key for key in learner if key.endswith("forward_train")} == {
         "a.forward_train",
         "c.forward_train",

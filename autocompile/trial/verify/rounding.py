@@ -114,7 +114,8 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         result = function(*args, **(kwargs or {}))
         if not coarse and (lengths := _lengths(name, args)):
-            result = self._summed_otherwise(result, *lengths)
+            share = abs((kwargs or {}).get("alpha", 1))
+            result = self._summed_otherwise(result, *lengths, share)
         if not function._schema.is_mutable:
             return pytree.tree_map(self._moved, result)
         if _is_inexact(result):
@@ -133,12 +134,12 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return x + by.masked_fill_((size == 1) | (size > _SENTINEL), 0.0)
 
     def _summed_otherwise(
-        self, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+        self, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, share: float
     ) -> torch.Tensor:
         """Sums of products of two factors, given their lengths; those in float16 are exact."""
         if x.dtype not in (torch.float32, torch.float64):
             return x
-        width = _OF_SUM * math.sqrt(12) * torch.finfo(x.dtype).eps
+        width = share * _OF_SUM * math.sqrt(12) * torch.finfo(x.dtype).eps
         by = (self._uniform(x).to(x.dtype) - 0.5).mul_(width)
         by = by.mul_(first).mul_(second)
         # A sum of zeros is exact, and an infinite length says nothing.
