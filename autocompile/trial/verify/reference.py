@@ -134,7 +134,8 @@ class Reference:
             self._demand_that_check_accepts(first, second)
             del first, second  # their gradients are as large as the model
         self._eagers_draws: EagersDraws | None = None
-        self._movements: dict[int, Movement] = {}  # by call
+        # By call, and whether it is a first step: the state of a call decides what rounding moves.
+        self._movements: dict[tuple[int, bool], Movement] = {}
         self._late_noise = 0.0  # seen after the beginning, and not said yet
         self._why_unknown = ""
         notes += self._about_eager()
@@ -276,34 +277,34 @@ class Reference:
 
         Gives the state dict that it has before and after.
         """
-        model, kept = self.eager.model, self.eager.kept
+        model, kept, movements = self.eager.model, self.eager.kept, self._movements
         state = model.state_dict()
         tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
         state.update(zip(tensors, copies([*tensors.values()]), strict=True))
+        self._movements = {}
         try:
             perturb(model, self.seed)
             self.eager.keep()  # calls start from its new buffers too
             yield state
         finally:
             model.load_state_dict(state)
-            self.eager.kept = kept
+            self.eager.kept, self._movements = kept, movements
             self.kept()
 
     # Rounding --------------------------------------------------------------------------------------
 
-    def rounding(self, index: int | None, notes: list[str]) -> Moving:
+    def rounding(self, index: int, notes: list[str], is_first: bool = False) -> Moving:
         """What rounding moves in a call, for :func:`compare`; what it finds out goes to ``notes``.
 
-        Without a call nothing is rounding.
+        ``is_first``: it is a step from the state that all begin with, and not from the kept one.
+        Two steps may make gradients a third as long.
         """
-        if index is None:
-            return lambda tries: Movement()
-        return partial(self._moved_and_noted, index, notes)
+        return partial(self._moved_and_noted, index, is_first, notes)
 
     def _moved_and_noted(
-        self, index: int, notes: list[str], tries: int
+        self, index: int, is_first: bool, notes: list[str], tries: int
     ) -> Movement | None:
-        moved = self.moved(index, tries)
+        moved = self.moved(index, tries, is_first)
         if moved is None:
             note_unknown(self._why_unknown, notes)
             return None
@@ -321,7 +322,7 @@ class Reference:
                 )
         return moved
 
-    def moved(self, index: int, tries: int) -> Movement | None:
+    def moved(self, index: int, tries: int, is_first: bool = False) -> Movement | None:
         """How far eager's results of a call move where its operations are rounded otherwise.
 
         None if it cannot be. Where no random numbers are drawn, calls with the same inputs are the
@@ -329,28 +330,31 @@ class Reference:
         """
         number = index if self.is_random else index % len(self.batches)
         new = Movement(by_itself=self._by_itself_of(index))
-        movement = self._movements.setdefault(number, new)
+        movement = self._movements.setdefault((number, is_first), new)
         try:
             if not self._why_unknown and movement.tries < tries:
-                self._try(number, tries, movement)
+                self._try(number, is_first, tries, movement)
         except Exception as error:
             self._why_unknown = first_words(error)
+        if is_first:
+            self.drop_scratch()
         self.kept()
         return None if self._why_unknown else movement
 
-    def _try(self, index: int, tries: int, movement: Movement) -> None:
-        view = self.view(index)
+    def _try(self, index: int, is_first: bool, tries: int, movement: Movement) -> None:
+        begin = self.scratch if is_first else self.kept
+        view = self.first_view() if is_first else self.view(index)
         # A training step makes new gradients; others may write to those that they have.
         want = view if self.name == TRAIN_STEP else copy_view(view)
         for number in range(movement.tries, tries):
-            eager = self.kept()
+            eager = begin()
             # What the user has compiled would be compiled again under the mode, and skipped later.
             stance = torch.compiler.set_stance("force_eager")
             with stance, RoundOtherwise(self.seed + number):
                 output = self.call(eager, index)
             movement.add(want, eager.view(output))
         for _ in range(_AGAIN if tries == TRIES[-1] else 0):
-            again = self.view(index)
+            again = self.first_view() if is_first else self.view(index)
             differences = relative_differences(want, again)
             self._late_noise = max(self._late_noise, *differences.values(), 0.0)
             self._note_move(index, want, again, differences)
@@ -559,6 +563,11 @@ class Subject:
         """Say something once."""
         if words not in self.notes:
             self.notes.append(words)
+
+
+def nothing_moves(tries: int) -> Movement:
+    """Where nothing is rounding, as of random numbers: what rounding moves, for :func:`compare`."""
+    return Movement()
 
 
 def note_unknown(why: str, notes: list[str]) -> None:

@@ -82,6 +82,7 @@ from autocompile.trial.verify.reference import (
     Reference,
     Subject,
     note_unknown,
+    nothing_moves,
 )
 from autocompile.trial.verify.rounding import RoundOtherwise
 
@@ -115,8 +116,9 @@ def first_calls(reference: Reference, subject: Subject) -> None:
         if not index:
             _demand_layout(reference, subject, got)
         want = reference.expected[index]
+        moved = reference.rounding(index, subject.notes)
         may_draw = reference.may_have_drawn_otherwise(side, index)
-        _demand_at_first(reference, subject, got, want, when, index, may_draw)
+        _demand_at_first(reference, subject, got, want, when, moved, may_draw)
 
 
 def _first_steps(reference: Reference, subject: Subject) -> None:
@@ -129,7 +131,8 @@ def _first_steps(reference: Reference, subject: Subject) -> None:
     may_draw = reference.may_have_drawn_otherwise(side, 0)
     lost, problem = _second_step(reference, subject, last, first)
     want = reference.first_view()
-    _demand_at_first(reference, subject, first, want, "call 1", 0, may_draw)
+    moved = reference.rounding(0, subject.notes, is_first=True)
+    _demand_at_first(reference, subject, first, want, "call 1", moved, may_draw)
     del want, first
     # Now, since wrong gradients say more than what an optimizer makes of them.
     if problem:
@@ -139,9 +142,10 @@ def _first_steps(reference: Reference, subject: Subject) -> None:
         if subject.draws_otherwise:
             break
         want, got, made = _from_eagers_state(reference, side, index)
+        moved = reference.rounding(index, subject.notes)
         may_draw = reference.may_have_drawn_otherwise(side, index)
         when = f"call {index + 2}"
-        _demand_at_first(reference, subject, got, want, when, index, may_draw)
+        _demand_at_first(reference, subject, got, want, when, moved, may_draw)
         del want, got, made  # each is as large as the model
     reference.kept()
 
@@ -331,16 +335,17 @@ def _demand_live(
     what: str,
 ) -> None:
     """Raise ``stale_weights`` where a view is nearer to the old one than to that of new weights."""
-    index = None if subject.draws_otherwise else 0
     restless = subject.restless()
-    # Without the user's tolerance, which may be too wide to tell old from new.
-    moved = reference.rounding(index, subject.notes)
+    moved = reference.rounding(0, subject.notes)
+    if subject.draws_otherwise:
+        moved = nothing_moves
     noise = reference.noise
+    # Without the user's tolerance, which may be too wide to tell old from new.
     if compare(want, got, noise=noise, moved=moved, restless=restless) is None:
         return
     if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
         raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
-    _demand(reference, subject, got, want, f"after {what}", index, restless)
+    _demand(reference, subject, got, want, f"after {what}", moved, restless)
 
 
 # After the timing ---------------------------------------------------------------------------------
@@ -359,7 +364,8 @@ def last_call(reference: Reference, subject: Subject) -> None:
         side.begin_anew(reference.eager)
         reference.call(side, 0)
         want, got, made = _from_eagers_state(reference, side, 1, in_place=True)
-        _demand(reference, subject, got, want, when, 1)
+        moved = reference.rounding(1, subject.notes)
+        _demand(reference, subject, got, want, when, moved)
         del want
     last = LastResults(got)
     del got
@@ -396,7 +402,8 @@ def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> No
             return
         if not subject.draws_otherwise:
             want, got, _ = _from_eagers_state(reference, side, 0)
-            _demand(reference, subject, got, want, size, 0)
+            moved = reference.rounding(0, subject.notes)
+            _demand(reference, subject, got, want, size, moved)
 
 
 def _why_unfit(reference: Reference, inputs: Any) -> str:
@@ -524,11 +531,10 @@ def _demand(
     got: View,
     want: View,
     when: str,
-    index: int | None,
+    moved: Moving,
     restless: Collection[str] = (),
 ) -> None:
-    """Compare a view with eager's of the call ``index``; without one nothing is rounding."""
-    moved = reference.rounding(index, subject.notes)
+    """Compare a view with eager's, given what rounding moves in that call."""
     problem = _unless_near(
         subject, lambda by: _problem(reference, want, got, by, restless), moved
     )
@@ -554,7 +560,7 @@ def _demand_at_first(
     got: View,
     want: View,
     when: str,
-    index: int,
+    moved: Moving,
     may_draw: bool,
 ) -> None:
     """Compare one of the first calls, whose error counts as none later on.
@@ -563,12 +569,11 @@ def _demand_at_first(
     its form is compared.
     """
     if may_draw and not subject.draws_otherwise:
-        moved = reference.rounding(index, subject.notes)
         subject.draws_otherwise = any(
             _problem(reference, want, got, each) for each in (_unknown, moved)
         )
     if not subject.draws_otherwise:
-        _demand(reference, subject, got, want, when, index)
+        _demand(reference, subject, got, want, when, moved)
         subject.accepted = largest(subject.accepted, relative_differences(want, got))
         return
     form = without(want, *reference.free), without(got, *reference.free)

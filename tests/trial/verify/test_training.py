@@ -400,6 +400,43 @@ def test_how_far_rounding_moves_gradients_is_known() -> None:
     assert max(moved_by(exact).values()) < 1e-2
 
 
+class Settling(nn.Module):
+    """What it learns first makes its gradients a hundred times smaller within two steps.
+
+    Softmax does not see the shift, of whose gradient rounding alone is left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.shift = nn.Linear(8, 32), nn.Parameter(torch.zeros(64, 1))
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.scores(x).bfloat16() + self.shift.bfloat16()
+        return self.gain.square() * -scores.log_softmax(-1)[:, 0].float()
+
+
+def test_a_first_step_is_judged_by_what_rounding_moves_there() -> None:
+    """As in a ViT, whose loss two steps of AdamW halve: all that compiled was refused there."""
+
+    def honest(side: Side) -> None:
+        unit = side.unit
+
+        def rounded_otherwise(inputs: Any) -> Any:
+            with RoundOtherwise(99):
+                return unit(inputs)
+
+        side.unit = rounded_otherwise
+
+    target = a_target(
+        Settling,
+        batch(64, 8),
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda y, x: y.mean(),
+    )
+    judged(target, "train_step", "eager", honest)
+
+
 def test_operations_that_only_choose_or_move_numbers_round_none() -> None:
     """Also those whose names stand at the end of a line of the list."""
     x = torch.randn(64, dtype=torch.bfloat16, device=DEVICE)
