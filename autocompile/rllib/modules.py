@@ -132,10 +132,11 @@ def _from_several(config: Any) -> Target:
         target.choices["optimizer"] = f"Adam with the config's lr {lr}"
     learned = int(config.minibatch_size or config.train_batch_size_per_learner or 1)
     target.own_batch_size = {
-        phase_name: rows.get(name, 1) if phase.role == "worker" else learned
+        phase_name: rows.counts.get(name, 1) if phase.role == "worker" else learned
         for phase_name, phase in PHASES.items()
         if phase.role and phase.has_batch_size
     }
+    target.choices["rows"] = rows.words
     _take_threads(config, target)
     return target
 

@@ -17,6 +17,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.from_config import from_config
 from ray.tune.registry import ENV_CREATOR, _global_registry
 from torch.utils import _pytree as pytree
 
@@ -103,18 +104,35 @@ def take_spaces(config: Any) -> None:
             "the AlgorithmConfig names neither an environment nor its spaces",
             hint=".environment(observation_space=..., action_space=...) on the config",
         )
-    given, make = config.env_config or {}, config.env
-    if isinstance(make, str) and _global_registry.contains(ENV_CREATOR, make):
-        make = _global_registry.get(ENV_CREATOR, make)
-    if isinstance(make, str):
-        env = gymnasium.make(make, **given)
-    else:
-        env = make(EnvContext(given, worker_index=0))
+    env = made_environment(config)
     config.environment(
         observation_space=config.observation_space or env.observation_space,
         action_space=config.action_space or env.action_space,
     )
     env.close()
+
+
+def made_environment(config: Any) -> Any:
+    """The environment that an AlgorithmConfig names, as ``Algorithm`` finds and makes it.
+
+    Raises:
+        TargetError: it names none, or one that cannot be made here.
+    """
+    given, make = config.env_config or {}, config.env
+    context = EnvContext(given, worker_index=0)
+    if make is None:
+        raise TargetError(
+            "the AlgorithmConfig names no environment",
+            hint=".environment(MyEnv) on the config",
+        )
+    with _errors(f"the environment {make} cannot be made", ".environment(MyEnv)"):
+        if not isinstance(make, str):
+            return make(context)
+        if _global_registry.contains(ENV_CREATOR, make):
+            return _global_registry.get(ENV_CREATOR, make)(context)
+        if "." in make and "/" not in make:  # a class by its path
+            return from_config(make, context)
+        return gymnasium.make(make, **given)
 
 
 class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]

@@ -7,19 +7,57 @@ are alike: of the same class, spaces and configuration.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env.env_context import EnvContext
-from ray.tune.registry import ENV_CREATOR, _global_registry
 
-from autocompile.errors import TargetError
+from autocompile.errors import TargetError, first_words
+from autocompile.rllib.observations import made_environment
 
+_DRAWS = 64  # of the modules of all agents, where they may be drawn by chance
 _ONE = "name the RLModuleSpec of one module as the target: its settings can be used for all"
 
 
-def of_config(config: Any) -> tuple[MultiRLModuleSpec, dict[str, int]]:
+@dataclass(frozen=True)
+class Rows:
+    """How many rows an env runner gives each module in a step of all its environments.
+
+    Attributes:
+        counts: by module, where all agents act; empty where that is not known.
+        words: how it is known, or why not.
+    """
+
+    counts: dict[str, int]
+    words: str
+
+    @classmethod
+    def of(cls, mapping: Any, agents: list[Any], envs: int) -> Rows:
+        """Ask ``mapping``, a ``policy_mapping_fn``, for the module of each agent.
+
+        It may draw by chance, so it is asked many times, and may need an episode, which is not
+        there.
+        """
+        many = f"{envs} environment{'s' * (envs != 1)}"
+        if not agents:
+            return cls({}, f"1: the environment names no agents ({many})")
+        try:
+            drawn = [Counter(mapping(a, None) for a in agents) for _ in range(_DRAWS)]
+        except Exception as error:
+            why = first_words(error)
+            return cls({}, f"1: policy_mapping_fn needs an episode to tell it ({why})")
+        total = sum(drawn, Counter())
+        counts = {
+            str(name): max(1, round(envs * count / _DRAWS))
+            for name, count in total.items()
+        }
+        is_fixed = all(each == drawn[0] for each in drawn)
+        mean = "" if is_fixed else " on average, as policy_mapping_fn draws by chance"
+        return cls(counts, f"of all agents of {many}{mean}")
+
+
+def of_config(config: Any) -> tuple[MultiRLModuleSpec, Rows]:
     """The modules of an AlgorithmConfig of several agents, and the rows that a runner gives each.
 
     Raises:
@@ -31,22 +69,14 @@ def of_config(config: Any) -> tuple[MultiRLModuleSpec, dict[str, int]]:
             "what env_to_module connectors make of the observations of several agents is not known",
             hint=_ONE,
         )
-    make, given = config.env, config.env_config or {}
-    if isinstance(make, str) and _global_registry.contains(ENV_CREATOR, make):
-        make = _global_registry.get(ENV_CREATOR, make)
-    if make is None or isinstance(make, str):
-        raise TargetError(
-            "the AlgorithmConfig of several agents names no environment that can be made",
-            hint=f".environment(MyMultiAgentEnv) on the config; or {_ONE}",
-        )
-    env = make(EnvContext(given, worker_index=0))
+    env = made_environment(config)
     try:
         spec = config.get_multi_rl_module_spec(env=env)
-        agents = list(getattr(env, "possible_agents", None) or ())
+        agents = list(getattr(env, "possible_agents", None) or env.agents)
     finally:
         env.close()
     envs = int(config.num_envs_per_env_runner or 1)
-    return spec, _rows(config.policy_mapping_fn, agents, envs)
+    return spec, Rows.of(config.policy_mapping_fn, agents, envs)
 
 
 def one_of(spec: MultiRLModuleSpec) -> tuple[str, RLModuleSpec]:
@@ -59,11 +89,13 @@ def one_of(spec: MultiRLModuleSpec) -> tuple[str, RLModuleSpec]:
             "modules are tuned one by one, with the batch that an environment gives",
             hint=_ONE,
         )
+    if not specs:
+        raise TargetError("the MultiRLModuleSpec has no modules", hint=_ONE)
     kinds = {name: _kind_of(one) for name, one in specs.items()}
     others = [
         name for name, kind in kinds.items() if kind != next(iter(kinds.values()))
     ]
-    if others or not specs:
+    if others:
         raise TargetError(
             f"the modules {', '.join(specs)} are not alike, so that each has a best setting of its "
             "own",
@@ -84,12 +116,3 @@ def _kind_of(spec: RLModuleSpec) -> tuple[str, ...]:
     names = (getattr(each, "__qualname__", "") for each in made_by)
     parts = (spec.observation_space, spec.action_space, spec.model_config)
     return (*names, *map(str, parts))
-
-
-def _rows(mapping: Any, agents: list[Any], envs: int) -> dict[str, int]:
-    """By module, the rows that a runner of so many environments gives it where all agents act."""
-    try:
-        counts = Counter(mapping(agent, None) for agent in agents)
-    except Exception:  # it depends on the episode
-        return {}
-    return {str(name): count * envs for name, count in counts.items()}

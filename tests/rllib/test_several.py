@@ -94,3 +94,48 @@ def test_without_an_environment_it_says_so() -> None:
     without = PPOConfig().multi_agent(policies={"p0"}, policy_mapping_fn=lambda a: "p0")
     with pytest.raises(TargetError, match="names no environment"):
         from_object(without)
+
+
+def test_an_environment_may_be_named_by_the_path_of_its_class() -> None:
+    its = config()
+    its.environment("ray.rllib.examples.envs.classes.multi_agent.MultiAgentCartPole")
+    assert from_object(its).own_batch_size["forward_exploration"] == 4
+
+
+def test_an_environment_that_cannot_be_made_is_an_error_in_words() -> None:
+    def broken(_: Any) -> Any:
+        raise OSError("no such map")
+
+    with pytest.raises(TargetError, match="cannot be made: OSError: no such map"):
+        from_object(config().environment(broken))
+
+
+def by_chance(agent: Any, *_: Any, **__: Any) -> str:
+    return str(np.random.choice(["p0", "p1"]))
+
+
+def by_episode(agent: Any, episode: Any, **_: Any) -> str:
+    return f"p{episode.id_ % 2}"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "least", "most", "words"),
+    [
+        (by_chance, 5, 15, "on average, as policy_mapping_fn draws by chance"),
+        (by_episode, 1, 1, "policy_mapping_fn needs an episode to tell it"),
+    ],
+)
+def test_it_is_said_how_the_rows_of_a_module_are_known(
+    mapping: Any, least: int, most: int, words: str
+) -> None:
+    """Five agents in each of four environments, two modules."""
+    its = config(agents=5)
+    its.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=mapping)
+    target = from_object(its)
+    assert least <= target.own_batch_size["forward_exploration"] <= most
+    assert words in target.choices["rows"]
+
+
+def test_a_spec_without_modules_says_so() -> None:
+    with pytest.raises(TargetError, match="has no modules"):
+        from_object(MultiRLModuleSpec(rl_module_specs={}))
