@@ -96,9 +96,16 @@ def test_without_an_environment_it_says_so() -> None:
         from_object(without)
 
 
+class CartPoles(MultiAgentCartPole):  # type: ignore[misc,valid-type]
+    """One that is named by its path, so that RLlib gives it the configuration by keywords."""
+
+    def __init__(self, num_agents: int) -> None:
+        super().__init__({"num_agents": num_agents})
+
+
 def test_an_environment_may_be_named_by_the_path_of_its_class() -> None:
     its = config()
-    its.environment("ray.rllib.examples.envs.classes.multi_agent.MultiAgentCartPole")
+    its.environment(f"{__name__}.{CartPoles.__name__}")
     assert from_object(its).own_batch_size["forward_exploration"] == 4
 
 
