@@ -10,9 +10,9 @@ import inspect
 import math
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -24,6 +24,7 @@ from autocompile.errors import TargetError
 from autocompile.rllib import actors, observations, several
 from autocompile.rllib.described import RLLIB
 from autocompile.rllib.learner import SIZES, LearnerUpdates, minibatch
+from autocompile.rllib.several import SeveralModules
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_INFERENCE,
@@ -67,10 +68,8 @@ def from_object(value: Any) -> Target:
         target.inference_model = replace(value, inference_only=True).build()
         return target
     if isinstance(value, MultiRLModuleSpec):
-        name, spec = several.one_of(value)
-        target = from_object(spec)
-        target.kind = "MultiRLModuleSpec"
-        target.choices["module"] = several.one_in_words(name, value)
+        target = _of_kinds(value, several.Rows({}, "as many as asked for"))
+        target.own_batch_size = {}  # a spec names no environments
         return target
     if isinstance(value, AlgorithmConfig):
         return _from_several(value) if value.is_multi_agent else _from_config(value)
@@ -116,28 +115,91 @@ def _from_config(config: Any) -> Target:
 
 
 def _from_several(config: Any) -> Target:
-    """A target of one of the modules of several agents, which are alike.
+    """A target of the modules of several agents, one of each kind.
 
     Each is called by itself, and :func:`autocompile.rllib.tuned` compiles each.
     """
     every, rows = several.of_config(config)
-    name, spec = several.one_of(every)
-    target = _target("AlgorithmConfig", spec.build(), env_to_module=None)
-    target.inference_model = replace(spec, inference_only=True).build()
+    trained = several.trained_of(config, every.rl_module_specs)
+    target = _of_kinds(every, rows, trained)
+    target.kind = "AlgorithmConfig"
     target.algorithm = f"{type(config).__module__}:{type(config).__qualname__}"
-    target.choices["module"] = several.one_in_words(name, every)
-    target.choices["exploration"] = "the inference-only module that env runners build"
+    target.choices["exploration"] = "the inference-only modules that env runners build"
+    target.choices["rows"] = rows.words
     if isinstance(lr := config.lr, (int, float)):
         target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
         target.choices["optimizer"] = f"Adam with the config's lr {lr}"
     learned = int(config.minibatch_size or config.train_batch_size_per_learner or 1)
-    target.own_batch_size = {
-        phase_name: rows.counts.get(name, 1) if phase.role == "worker" else learned
-        for phase_name, phase in PHASES.items()
-        if phase.role and phase.has_batch_size
+    target.own_batch_size |= {
+        name: learned
+        for name, phase in PHASES.items()
+        if phase.role == "learner" and phase.has_batch_size
     }
-    target.choices["rows"] = rows.words
     _take_threads(config, target)
+    return target
+
+
+def _of_kinds(
+    every: MultiRLModuleSpec, rows: several.Rows, trained: Container[str] | None = None
+) -> Target:
+    """A target of one module of each kind: of one kind that module, else all as one."""
+    if trained is None:
+        trained = every.rl_module_specs.keys()
+    kinds = several.one_of_each(every, trained)
+    built = {name: spec.build() for name, spec in kinds.items()}
+    for_inference = {
+        name: replace(spec, inference_only=True).build() for name, spec in kinds.items()
+    }
+    for name, module in built.items():
+        if name not in trained:
+            module.requires_grad_(False)
+    if len(kinds) == 1:
+        ((name, module),) = built.items()
+        target = _target("MultiRLModuleSpec", module)
+        target.inference_model = for_inference[name]
+        envs = rows.given(name, rows.envs)
+    else:
+        target = _target_of_several(
+            SeveralModules(built, filter(trained.__contains__, built)), rows
+        )
+        target.inference_model = SeveralModules(for_inference, ())
+        envs = rows.envs
+    target.own_batch_size = {
+        name: envs
+        for name, phase in PHASES.items()
+        if phase.role == "worker" and phase.has_batch_size
+    }
+    target.choices["module"] = several.which_are_tuned(kinds, every)
+    return target
+
+
+def _target_of_several(module: SeveralModules, rows: several.Rows) -> Target:
+    """A target of modules of several kinds; the batch size of runners counts environments."""
+
+    def make_inputs(count: int | None) -> dict[str, Any]:
+        return {
+            name: observations.made_up_batch(part, rows.given(name, count or 1))
+            for name, part in module.parts.items()
+        }
+
+    def make_training_inputs(count: int | None) -> dict[str, Any]:
+        return {
+            name: _transitions(module.parts[name], count or 1)
+            for name in module.names
+            if name in module.trained
+        }
+
+    def start(model: Any, phase: str, count: int) -> bool:
+        return all(
+            actors.warm_up(part, phase, rows.given(name, count))
+            for name, part in model.parts.items()
+        )
+
+    library = replace(_CALLS, start=start)
+    target = Target("MultiRLModuleSpec", module, make_inputs, library=library)
+    _take_training(target, make_training_inputs, [*module.parts.values()])
+    target.choices["inputs"] = "drawn from the spaces of " + ", ".join(module.names)
+    target.choices["batch size"] = "environments, of a learner rows of each module"
     return target
 
 
@@ -261,13 +323,30 @@ def _target(kind: str, module: Any, env_to_module: Any = None) -> Target:
         )
 
     target = Target(kind, module, make_inputs, library=_CALLS)
-    target.train = lambda model, inputs: model.forward_train(inputs)
-    target.phase_inputs = dict.fromkeys(
-        (FORWARD_TRAIN, TRAIN_STEP), make_training_inputs
-    )
-    if isinstance(module, TargetNetworkAPI) and not module.inference_only:
-        target.training_model = training_model = copy.deepcopy(module)
-        training_model.make_target_networks()  # as a Learner does
+    _take_training(target, make_training_inputs, [module])
     space = textwrap.shorten(str(module.observation_space), 80, placeholder=" ...")
     target.choices["inputs"] = f"drawn from {space}"
     return target
+
+
+def _transitions(module: Any, count: int) -> dict[str, Any]:
+    """A batch that a module trains on."""
+    batch, later = (observations.made_up_batch(module, count) for _ in range(2))
+    return observations.with_transitions(module, batch, later)
+
+
+def _take_training(
+    target: Target, make_inputs: Callable[[int | None], Any], parts: list[Any]
+) -> None:
+    """Let a target train, with target networks for those of its modules that have some."""
+    target.train = lambda model, inputs: model.forward_train(inputs)
+    target.phase_inputs = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP), make_inputs)
+    if any(map(_has_target_networks, parts)):
+        target.training_model = training_model = copy.deepcopy(target.model)
+        for part in cast(Any, training_model).modules():
+            if _has_target_networks(part):
+                part.make_target_networks()  # as a Learner does
+
+
+def _has_target_networks(module: Any) -> bool:
+    return isinstance(module, TargetNetworkAPI) and not module.inference_only

@@ -1,15 +1,17 @@
-"""The modules of several agents: what an algorithm has of them, and the one that is tuned.
+"""The modules of several agents: what an algorithm has of them, and those that are tuned.
 
-Env runners and learners call each module by itself, so what is best for one is best for those that
-are alike: of the same class, spaces and configuration.
+Env runners and learners call each module by itself, so what is right and fast for one is so for
+those that are alike: of the same class, spaces and configuration. One of each kind is tuned.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
@@ -17,6 +19,7 @@ from autocompile.errors import TargetError, first_words
 from autocompile.rllib.observations import made_environment
 
 _DRAWS = 64  # of the modules of all agents, where they may be drawn by chance
+_EACH = "one for each environment"
 _ONE = "name the RLModuleSpec of one module as the target: its settings can be used for all"
 
 
@@ -27,10 +30,12 @@ class Rows:
     Attributes:
         counts: by module, where all agents act; empty where that is not known.
         words: how it is known, or why not.
+        envs: how many environments a runner has.
     """
 
     counts: dict[str, int]
     words: str
+    envs: int = 1
 
     @classmethod
     def of(cls, mapping: Any, agents: list[Any], envs: int) -> Rows:
@@ -41,12 +46,13 @@ class Rows:
         """
         many = f"{envs} environment{'s' * (envs != 1)}"
         if not agents:
-            return cls({}, f"1: the environment names no agents ({many})")
+            return cls({}, f"{_EACH}: the environment names no agents", envs)
         try:
             drawn = [Counter(mapping(a, None) for a in agents) for _ in range(_DRAWS)]
         except Exception as error:
             why = first_words(error)
-            return cls({}, f"1: policy_mapping_fn needs an episode to tell it ({why})")
+            why = f"policy_mapping_fn needs an episode to tell more ({why})"
+            return cls({}, f"{_EACH}: {why}", envs)
         total = sum(drawn, Counter())
         counts = {
             str(name): max(1, round(envs * count / _DRAWS))
@@ -54,7 +60,11 @@ class Rows:
         }
         is_fixed = all(each == drawn[0] for each in drawn)
         mean = "" if is_fixed else " on average, as policy_mapping_fn draws by chance"
-        return cls(counts, f"of all agents of {many}{mean}")
+        return cls(counts, f"of all agents of {many}{mean}", envs)
+
+    def given(self, name: str, envs: int) -> int:
+        """How many rows a runner of so many environments gives a module."""
+        return max(1, round(self.counts.get(name, self.envs) * envs / self.envs))
 
 
 def of_config(config: Any) -> tuple[MultiRLModuleSpec, Rows]:
@@ -79,35 +89,97 @@ def of_config(config: Any) -> tuple[MultiRLModuleSpec, Rows]:
     return spec, Rows.of(config.policy_mapping_fn, agents, envs)
 
 
-def one_of(spec: MultiRLModuleSpec) -> tuple[str, RLModuleSpec]:
-    """The first module by name; a TargetError unless all are alike and called by themselves."""
-    specs = dict(sorted(spec.rl_module_specs.items()))
+def one_of_each(
+    spec: MultiRLModuleSpec, trained: Container[str]
+) -> dict[str, RLModuleSpec]:
+    """One module of each kind, if possible of those that are trained: others are alike.
+
+    Raises:
+        TargetError: there is none, or they are not called by themselves.
+    """
     if spec.multi_rl_module_class is not MultiRLModule:
         raise TargetError(
-            f"{', '.join(specs)} are called by their {spec.multi_rl_module_class.__name__}, which "
-            "may pass on more than observations, as of an encoder that they share",
-            "modules are tuned one by one, with the batch that an environment gives",
+            f"{', '.join(spec.rl_module_specs)} are called by their "
+            f"{spec.multi_rl_module_class.__name__}, which may pass on more than observations, as "
+            "of an encoder that they share",
+            "modules are called one by one, with the batch that an environment gives",
             hint=_ONE,
         )
-    if not specs:
+    if not spec.rl_module_specs:
         raise TargetError("the MultiRLModuleSpec has no modules", hint=_ONE)
-    kinds = {name: _kind_of(one) for name, one in specs.items()}
-    others = [
-        name for name, kind in kinds.items() if kind != next(iter(kinds.values()))
-    ]
-    if others:
-        raise TargetError(
-            f"the modules {', '.join(specs)} are not alike, so that each has a best setting of its "
-            "own",
-            hint=_ONE,
-        )
-    return next(iter(specs.items()))
+    names = sorted(spec.rl_module_specs, key=lambda name: (name not in trained, name))
+    first: dict[tuple[str, ...], str] = {}
+    for name in names:
+        first.setdefault(_kind_of(spec.rl_module_specs[name]), name)
+    return {name: spec.rl_module_specs[name] for name in first.values()}
 
 
-def one_in_words(name: str, spec: MultiRLModuleSpec) -> str:
-    """Which of several modules is tuned."""
-    count = len(spec.rl_module_specs)
-    return f"{name}, one of {count} that are alike" if count > 1 else name
+def which_are_tuned(kinds: Mapping[str, RLModuleSpec], spec: MultiRLModuleSpec) -> str:
+    """Which of several modules are tuned."""
+    every = Counter(map(_kind_of, spec.rl_module_specs.values()))
+    counts = {name: every[_kind_of(one)] for name, one in kinds.items()}
+    return ", ".join(
+        f"{name}, one of {count} that are alike" if count > 1 else name
+        for name, count in counts.items()
+    )
+
+
+def trained_of(config: Any, names: Iterable[str]) -> set[str]:
+    """Which modules a learner updates, by ``policies_to_train``."""
+    asked = config.policies_to_train
+    if asked is None:
+        return {*names}
+    if not callable(asked):
+        return {name for name in names if name in asked}
+    try:
+        return {name for name in names if asked(name, None)}
+    except Exception:  # it depends on the batch
+        return {*names}
+
+
+class SeveralModules(torch.nn.Module):
+    """Modules of several kinds, called one after the other as a ``MultiRLModule`` calls them.
+
+    Attributes:
+        parts: by name; also those that are not trained.
+        trained: the names of those that ``forward_train`` calls.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], trained: Iterable[str]) -> None:
+        super().__init__()
+        self.names, self.trained = tuple(parts), frozenset(trained)
+        self._parts = torch.nn.ModuleList(parts.values())
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return dict(zip(self.names, self._parts, strict=True))
+
+    def called_parts(self) -> list[torch.nn.Module]:
+        """Each uses a setting by itself."""
+        return [*self._parts]
+
+    def _forward_exploration(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        return {
+            name: part.forward_exploration(dict(batch[name]), **kwargs)
+            for name, part in self.parts.items()
+        }
+
+    def _forward_inference(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        return {
+            name: part.forward_inference(dict(batch[name]), **kwargs)
+            for name, part in self.parts.items()
+        }
+
+    def _forward_train(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        return {
+            name: part.forward_train(dict(batch[name]), **kwargs)
+            for name, part in self.parts.items()
+            if name in self.trained
+        }
+
+    forward_exploration = _forward_exploration
+    forward_inference = _forward_inference
+    forward_train = _forward_train
 
 
 def _kind_of(spec: RLModuleSpec) -> tuple[str, ...]:

@@ -341,7 +341,10 @@ def apply_config(
             phase = phases.FORWARD_TRAIN
         elif is_whole:
             phase = phases.FORWARD
-    apply_to_phase(model, phase, config)
+    # Of a model whose parts are called by themselves, each.
+    called_parts = getattr(model, "called_parts", lambda: [model])
+    for part in called_parts():
+        apply_to_phase(part, phase, config)
     return model
 
 

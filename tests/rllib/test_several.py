@@ -20,6 +20,13 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 from autocompile.errors import TargetError
 from autocompile.rllib.modules import from_object
+from autocompile.settings.config import CompileConfig
+from autocompile.trial.measure import telemetry
+from autocompile.trial.model.sides import make_side
+from autocompile.trial.model.target import seed_everything
+from autocompile.trial.tasks.steps import inputs_of
+from autocompile.trial.verify.reference import Reference, Subject
+from autocompile.trial.verify.side_checks import first_calls
 
 SPACES: Any = {
     "observation_space": gymnasium.spaces.Box(-1, 1, (4,), np.float32),
@@ -39,6 +46,9 @@ def config(agents: int = 2, **more: Any) -> Any:
         )
         .training(minibatch_size=32, **more)
     )
+
+
+WIDE = {"head_fcnet_hiddens": [8]}
 
 
 def spec(**model_config: Any) -> RLModuleSpec:
@@ -62,12 +72,6 @@ def test_a_spec_of_several_is_one_of_them() -> None:
     assert target.choices["module"] == "a, one of 2 that are alike"
 
 
-def test_modules_that_are_not_alike_are_refused_in_words() -> None:
-    each = {"a": spec(), "b": spec(head_fcnet_hiddens=[8])}
-    with pytest.raises(TargetError, match="the modules a, b are not alike"):
-        from_object(MultiRLModuleSpec(rl_module_specs=each))
-
-
 class _Deep(PPOCatalog):
     """Gives the encoder other layers, which no model_config tells."""
 
@@ -75,8 +79,62 @@ class _Deep(PPOCatalog):
 def test_modules_of_other_catalogs_are_not_alike() -> None:
     deep = spec()
     deep.catalog_class = _Deep
-    with pytest.raises(TargetError, match="not alike"):
-        from_object(MultiRLModuleSpec(rl_module_specs={"a": spec(), "b": deep}))
+    every = MultiRLModuleSpec(rl_module_specs={"a": spec(), "b": deep})
+    assert from_object(every).choices["module"] == "a, b"
+
+
+def unlike(**more: Any) -> Any:
+    """Two scouts that are alike, and a captain of another form, which two of five agents are."""
+    names = ["scout", "other_scout", "captain", "captain", "scout"]
+    specs = {"scout": spec(), "other_scout": spec(), "captain": spec(**WIDE)}
+    its = config(agents=5).rl_module(
+        rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)
+    )
+    return its.multi_agent(
+        policies={*specs},
+        policy_mapping_fn=lambda agent, *_, **__: names[agent],
+        **more,
+    )
+
+
+def test_of_modules_that_are_not_alike_one_of_each_kind_is_tuned() -> None:
+    target = from_object(unlike())
+    assert target.choices["module"] == "captain, other_scout, one of 2 that are alike"
+    assert target.own_batch_size["forward_exploration"] == 4  # environments
+    assert target.own_batch_size["forward_train"] == 32
+    batch = target.inputs("forward_exploration", 4)
+    assert {name: len(part["obs"]) for name, part in batch.items()} == {
+        "captain": 8,
+        "other_scout": 4,
+    }
+    learned = target.inputs("forward_train", 32)
+    assert {len(part["obs"]) for part in learned.values()} == {32}
+
+
+def test_what_is_not_trained_is_called_by_runners_only() -> None:
+    target = from_object(unlike(policies_to_train=["scout"]))
+    assert target.choices["module"] == "scout, one of 2 that are alike, captain"
+    assert {*target.inputs("forward_exploration", 4)} == {"scout", "captain"}
+    assert {*target.inputs("forward_train", 32)} == {"scout"}
+    parts = target.model.parts
+    assert all(p.requires_grad for p in parts["scout"].parameters())
+    assert not any(p.requires_grad for p in parts["captain"].parameters())
+
+
+@pytest.mark.parametrize(
+    "phase", ["forward_exploration", "forward_train", "train_step", "optimizer_step"]
+)
+def test_modules_that_are_not_alike_are_judged_right_when_compiled(phase: str) -> None:
+    seed_everything(0)
+    target = from_object(unlike())
+    draws = inputs_of(target, phase, 4, 0), inputs_of(target, phase, 4, 0, draw=1)
+    reference = Reference(target, phase, draws, 0, [])
+    telemetry.reset_dynamo("aot_eager")
+    compiled = make_side(target, phase, draws[0], CompileConfig("aot_eager"))
+    subject = Subject(compiled, reference.call(compiled, 0), [])
+    first_calls(reference, subject)
+    parts = 2 if "optimizer" not in phase else 1
+    assert telemetry.dynamo_facts()["graphs"] >= parts
 
 
 def test_modules_that_others_call_are_refused_in_words() -> None:
@@ -129,7 +187,7 @@ def by_episode(agent: Any, episode: Any, **_: Any) -> str:
     ("mapping", "least", "most", "words"),
     [
         (by_chance, 5, 15, "on average, as policy_mapping_fn draws by chance"),
-        (by_episode, 1, 1, "policy_mapping_fn needs an episode to tell it"),
+        (by_episode, 4, 4, "policy_mapping_fn needs an episode to tell more"),
     ],
 )
 def test_it_is_said_how_the_rows_of_a_module_are_known(
