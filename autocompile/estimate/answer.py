@@ -29,6 +29,9 @@ State = Literal["over", "running", "stopped"]
 # They say nothing about a setting: it has not ended.
 _NOT_ENDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)
 _FEWEST = 0.005  # the smallest gain that a sentence names, as a fraction
+# A possible gain from which its figure says only that the interval is wide: twice as fast as the
+# best would have shown.
+_ROUGH = 1.0
 _NAMED = 3  # families that a sentence names
 
 
@@ -421,9 +424,7 @@ def _doubts(case: _Case, decision: Decision, verdict: Verdict) -> Iterator[_Doub
     little = list(_little_tried(case, verdict))
     yield from little
     for setting, above in [pair for pair in decision.open if pair[0] is not first][:1]:
-        name = setting.record.config.label()
-        text = f"{name} may be up to {100 * above:.0f} % faster"
-        yield _Doubt("open", text, can_race)
+        yield _Doubt("open", _may_be_faster(setting, above), can_race)
     if not little:
         yield from _not_reached(case)
     if case.outlook.state == "running":
@@ -431,13 +432,21 @@ def _doubts(case: _Case, decision: Decision, verdict: Verdict) -> Iterator[_Doub
     if case.outlook.state == "stopped":
         yield _Doubt("open", "the run was stopped before its end", True)
     for setting, above in decision.doubtful[:1]:
-        name = setting.record.config.label()
-        text = (
-            f"{name} may be up to {100 * above:.0f} % faster: beside it eager mode ran "
-            "slower than alone"
-        )
+        text = _may_be_faster(setting, above)
+        text += ": beside it eager mode ran slower than alone"
         # Eager mode slows down beside it in a race as well.
         yield _Doubt("open", text, False)
+
+
+def _may_be_faster(setting: Candidate, above: float) -> str:
+    """What is open of a setting that was tried, whose possible gain is a fraction."""
+    name = setting.record.config.label()
+    if above <= _ROUGH:
+        return f"{name} may be up to {100 * above:.0f} % faster"
+    return (
+        f"how fast {name} is cannot be told: its times scatter around "
+        f"{setting.speedup.value:.2f}x"
+    )
 
 
 _REFUSED = (
