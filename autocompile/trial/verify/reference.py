@@ -29,7 +29,12 @@ from autocompile.trial.model.state import (
     random_states,
 )
 from autocompile.trial.model.target import Target, seed_everything
-from autocompile.trial.values import copies, copy_inputs, rewritten
+from autocompile.trial.values import (
+    copies,
+    copy_inputs,
+    rewritten,
+    tensors_by_path,
+)
 from autocompile.trial.verify import compared, draws
 from autocompile.trial.verify.compare import (
     TRIES,
@@ -88,6 +93,7 @@ class Reference:
         noise: the relative difference between two equal eager runs, by path.
         is_random: its results depend on random numbers.
         check: the user's ``check``, if it compares the outputs.
+        changes_inputs: its first call changes its inputs in place.
         compares_updates: of a user's own step what it makes of the parameters is compared, since
             its gradients do not tell what its optimizer does.
     """
@@ -115,6 +121,7 @@ class Reference:
             self.compares_updates = True
             self.batches = compared.periods(self, notes)
         self.overwrites: set[str] = set()
+        self.changes_inputs = False
         self._first_calls = _FIRST_STEPS if self.phase.steps else _FIRST_CALLS
         self._has_nan = False
         # By call: states of torch's generators after it.
@@ -425,6 +432,23 @@ class Reference:
         """The parts of a view that are not compared, since the user's ``check`` judges them."""
         return ("outputs",) if self.check else ()
 
+    def spends_inputs(self) -> bool:
+        """Whether each call on the same inputs changes them again: the next computes something else.
+
+        As ``x /= 255`` does; what is written to a cache at the same place is the same.
+        """
+        if not self.changes_inputs:
+            return False
+        eager = self.kept()
+        self.call(eager, 0)
+        once = copy_inputs(eager.inputs)
+        eager.restore()
+        seed_everything(self.seed)
+        eager.run()
+        spends = not _are_equal(eager.inputs, once)
+        self.kept()
+        return spends
+
     @property
     def most_noise(self) -> float:
         """The largest relative difference between two equal eager runs."""
@@ -474,6 +498,7 @@ class Reference:
             self._left[index] = side.left
             if not index:
                 self.layout: Layout = layout_of(view)
+                self.changes_inputs = not _are_equal(side.inputs, self.batches[0])
             # Of later steps nothing is compared: they are made again from the kept state.
             is_later = self.phase.steps and index
             views.append(copy_view(without(view, *CHANGES) if is_later else view))
@@ -563,6 +588,16 @@ class Subject:
         """Say something once."""
         if words not in self.notes:
             self.notes.append(words)
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Whether the tensors of two inputs of one form hold the same numbers, NaN included."""
+    ours, theirs = tensors_by_path(first), tensors_by_path(second)
+    return all(
+        torch.allclose(x, theirs[path], rtol=0, atol=0, equal_nan=True)
+        for path, x in ours.items()
+        if path in theirs and x.layout is torch.strided
+    )
 
 
 def nothing_moves(tries: int) -> Movement:

@@ -161,3 +161,48 @@ def seconds_of_a_loop() -> float:
         optimizer.zero_grad()
         times.append(time.perf_counter() - began)
     return statistics.median(times[50:])
+
+
+SPENDS = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x, cache):
+        CHANGE
+        return x.sum()
+
+def get_model(): return Net()
+def get_inputs(): return torch.rand(4, 4) + 1, torch.zeros(4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "spends"),
+    [
+        ("x.div_(255)", True),
+        ("cache.add_(x.sum(0))", True),
+        ("cache.copy_(x.sum(0))", False),  # the same at each call
+        ("cache = x + cache", False),
+    ],
+)
+def test_timed_calls_of_a_model_that_spends_its_inputs_get_them_anew(
+    work: Path,
+    try_it: Try,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    spends: bool,
+) -> None:
+    seen: list[float] = []
+
+    def called(eager: Timed, other: Timed, *args: Any) -> Any:
+        for side in (eager, other, eager, other, other):
+            with side.context():
+                seen.append(float(side.call()))
+        return timed_for_a_moment(eager, other, *args)
+
+    monkeypatch.setattr(session, "screen", called)
+    (work / "model.py").write_text(SPENDS.replace("CHANGE", change))
+    result = try_it("model.py", **setting("aot_eager"))
+    assert result["outcome"] == "ok", result["message"]
+    assert any("gets them anew" in note for note in result["notes"]) is spends
+    assert len(set(seen)) == 1
