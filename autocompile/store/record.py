@@ -359,7 +359,8 @@ class Measurement:
     eager_s: tuple[float, ...]  # per call of the eager block
     compiled_s: tuple[float, ...]  # per call of the compiled block in the same round
     calls: tuple[int, int] = (1, 1)  # of an eager and of a compiled block
-    # eager_slowed if eager is slower next to the other side than alone.
+    # eager_slowed if eager is slower next to the other side than alone; between_synchronizations
+    # if a call leaves work to other streams of a GPU, so that each block began with an empty queue.
     flags: tuple[str, ...] = ()
     # Untimed calls before a block: slowed, or to fill a queue.
     leads: tuple[int, int] = (0, 0)

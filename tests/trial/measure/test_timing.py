@@ -461,6 +461,21 @@ def test_a_real_gpu_is_timed_as_in_a_long_loop() -> None:
     assert timer.misses(timed(elsewhere)) and not timer.misses(timed(step))
 
 
+def test_a_record_says_how_calls_that_use_other_streams_were_timed() -> None:
+    class Misses(Timer):
+        def misses(self, side: Timed) -> bool:
+            return side.call is elsewhere
+
+    def here() -> None: ...
+
+    def elsewhere() -> None: ...
+
+    for other, flags in ((here, ()), (elsewhere, ("between_synchronizations",))):
+        rounds = Rounds([timed(here), timed(other)], Misses(), 1e-4, 0)
+        side_by_side(rounds, TimingLimits(max_s=0.01, front_s=0.01))
+        assert rounds.measurement(1).flags == flags
+
+
 def test_calls_that_the_other_side_slows_are_not_timed(clock: Clock) -> None:
     """Threads of eager mode spin for 8 ms after its last call, and take a core from the other's."""
     ended = [-1.0]
