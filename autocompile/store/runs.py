@@ -18,11 +18,10 @@ under = Path("runs")
 """Folder of all runs, below the current folder."""
 HERE, ON_CLUSTER = "*/run.json", "*/*/run.json"
 """Where runs are below it; the folder of a cluster's holds one for each type of machine."""
+_ALL = (HERE, ON_CLUSTER, "*/*/*/run.json")  # and those of a suite on a cluster
 
 
-def every(
-    folder: Path = under, patterns: Sequence[str] = (HERE, ON_CLUSTER)
-) -> list[Path]:
+def every(folder: Path = under, patterns: Sequence[str] = _ALL) -> list[Path]:
     """Folders of runs, the most recently changed last."""
     found = [p for pattern in patterns for p in folder.glob(pattern)]
     return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]

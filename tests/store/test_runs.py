@@ -149,6 +149,15 @@ def test_last_is_also_the_last_run_of_a_cluster_and_resume_is_of_this_machine(
     assert shown(there) == "net-0002/H100"
 
 
+def test_runs_of_a_suite_on_a_cluster_are_listed_and_found(target: Path) -> None:
+    """``runs/<suite>/<model>/<type>``."""
+    deep = made("net.py", run_dir="runs/timm-0001/model/T4")
+    assert shown(deep) == "last"
+    assert find("timm-0001/model/T4").path == find("last").path == Path(deep)
+    listed = CliRunner().invoke(cli.app, ["list"])
+    assert "timm-0001/model/T4" in listed.output
+
+
 def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path) -> None:
     unsafe = SearchSpace(
         ("inductor",), ("default",), (4,), guards=("skip_all",), freezing=(False,)
