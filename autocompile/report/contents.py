@@ -262,6 +262,10 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
     yield from _sure(phase)
     if answer.best:
         yield from (Line("Note", (note,)) for note in exported_warning(answer.best))
+        caution = answer.best.config.caution
+        # The loops of a library write new weights in a way that is seen.
+        if caution and not phase.role:
+            yield Line("Note", (caution,))
         yield from (Line("Note", (show.plain(note),)) for note in answer.best.notes)
 
 

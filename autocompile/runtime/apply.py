@@ -150,13 +150,8 @@ def _applied(
         warnings.warn(
             f"the setting of {name} was measured in one process only", stacklevel=4
         )
-    if config.bakes_weights:
-        warnings.warn(
-            f"the setting of {name} holds the weights as constants: it sees new ones, but not what "
-            "is written through `.data`, as some merges of adapters and averages do: write under "
-            "torch.no_grad() instead",
-            stacklevel=4,
-        )
+    if config.caution:
+        warnings.warn(f"{name}: {config.caution}", stacklevel=4)
     for d, value in config.changed("model") if config.scope == "step" else ():
         line = (
             d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"

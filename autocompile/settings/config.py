@@ -160,6 +160,17 @@ class CompileConfig:
         return self.freezing or dict(self.options).get("weights") == "baked"
 
     @property
+    def caution(self) -> str:
+        """What a program must not do while it uses the setting and nothing checks; mostly empty."""
+        if not self.bakes_weights:
+            return ""
+        return (
+            "the weights are constants of the compiled code: it sees new ones, but not what is "
+            "written through `.data`, as some merges of adapters and averages do: write under "
+            "torch.no_grad() instead"
+        )
+
+    @property
     def eager_reference(self) -> CompileConfig:
         """Eager mode with what this setting changes of the numbers by intention."""
         return CompileConfig(
