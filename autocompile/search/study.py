@@ -158,9 +158,9 @@ class Study:
         if total_s > max(_TOLD * usual_s, _TOLD_AGAIN * self._told_s):
             self._told_s = total_s
             self.progress.warning(
-                f"compiling takes long here: the run takes about {total_s / 60:.0f} min in place "
-                f"of {usual_s / 60:.1f}, in which {self.compared} compiled settings of each phase "
-                f"can be tried (--budget {usual_s:.0f}s ends it sooner)"
+                f"trials take long here: the run takes about {total_s / 60:.1f} min in place of "
+                f"{usual_s / 60:.1f}, in which {self.compared} compiled settings of each phase can "
+                f"be tried (--budget {usual_s:.0f}s ends it sooner)"
             )
 
     def _is_over(self) -> bool:
