@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
@@ -97,7 +96,6 @@ def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:
 
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
     with lasting_streams():
         _run()
 
