@@ -86,7 +86,9 @@ def _count_steps() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    if not torch.compiler.is_compiling():
+    if (
+        not torch.compiler.is_dynamo_compiling()
+    ):  # not is_compiling(): that is of all threads
         count_step(optimizer)
 
 

@@ -7,15 +7,19 @@ as it is: :mod:`autocompile.runtime.applying` compiles its step.
 
 Fused kernels take parameters, gradients and moments as plain memory. On a CPU they do not look at
 strides (torch 2.13), so moments from a checkpoint would be applied to other weights than theirs
-once the weights are laid out otherwise. So all of them get the strides of the parameter.
+once the weights are laid out otherwise. So all of them get the strides and the dtype of the
+parameter, and a parameter whose memory holds other values between its own is refused.
+
+A state dict, a copy and a pickle of an optimizer are those of an untuned one.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,7 +31,12 @@ _SET = (
     "_autocompile_implementation"  # where an optimizer keeps the name of what was set
 )
 _BEFORE = "_autocompile_before"
+_FOLLOWS = "_autocompile_follows"
 _FLAGS = ("foreach", "fused", "capturable")
+_SLICE = (
+    "a parameter is a slice of another tensor: a fused step would also change the values that lie "
+    "between its own"
+)
 
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
@@ -47,7 +56,11 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
     if name == "fused" and (why_not := _why_not_fused(optimizer)):
         raise UsageError(why_not)
-    vars(optimizer).setdefault(_BEFORE, _Before.of(optimizer))
+    # One implementation does not build on another.
+    if _BEFORE in vars(optimizer):
+        vars(optimizer)[_BEFORE].put_back(optimizer)
+    else:
+        vars(optimizer)[_BEFORE] = _Before.of(optimizer)
     # torch refuses both.
     others = {"foreach": False} if name == "fused" else {"fused": False}
     for group in optimizer.param_groups:
@@ -67,7 +80,7 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def fit_to_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Give gradients, and what is kept for each parameter, the strides of the parameter."""
+    """Give gradients, and what is kept of each parameter, the strides of the parameter."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             _fit(optimizer, p)
@@ -75,24 +88,86 @@ def fit_to_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 @functools.cache
 def fit_before_fused_steps() -> None:
-    """Do so before each fused step, of any optimizer, from now on: once weights are laid out anew.
+    """Do so before each fused step, of any optimizer, from now on.
 
-    A gradient may be assigned, and a state loaded, at any time.
+    A gradient may be assigned, a state loaded, a model converted, and a parameter added at any time.
     """
     register_optimizer_step_pre_hook(_before_step)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not torch.compiler.is_compiling():
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    # Not is_compiling(), which is of all threads at once.
+    if torch.compiler.is_dynamo_compiling() or not _are_fused(optimizer.param_groups):
+        return None
+    fit_fused(optimizer)
+    of_step, *given = args
+    if given and callable(given[0]):
+        return (of_step, fitted_after(optimizer, given[0]), *given[1:]), kwargs
+    if callable(closure := kwargs.get("closure")):
+        return args, {**kwargs, "closure": fitted_after(optimizer, closure)}
+    return None
+
+
+def fitted_after(
+    optimizer: torch.optim.Optimizer, closure: Callable[[], Any]
+) -> Callable[[], Any]:
+    """A closure after which the gradients that it makes fit the parameters."""
+
+    def fitted() -> Any:
+        loss = closure()
         fit_fused(optimizer)
+        return loss
+
+    return fitted
 
 
 def fit_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Fit what a fused step takes as plain memory to its parameters."""
+    """Fit what a fused step takes as plain memory to its parameters.
+
+    Raises a UsageError of a parameter that no fused step can take, where it was set by us.
+    """
+    is_ours = vars(optimizer).get(_SET) == "fused"
     for group in optimizer.param_groups:
-        for p in group["params"] if group.get("fused") else ():
+        if not group.get("fused"):
+            continue
+        is_converted = _is_converted(optimizer, group)
+        for p in group["params"]:
+            if is_converted:
+                _convert(optimizer, p)
             if not p.is_contiguous():  # others have the strides that checkpoints have
+                if is_ours and not _is_dense(p):
+                    raise UsageError(_SLICE)
                 _fit(optimizer, p)
+
+
+def _are_fused(groups: list[dict[str, Any]]) -> bool:
+    return any(group.get("fused") for group in groups)
+
+
+def _is_converted(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Whether its parameters have another dtype than what is kept of them (``model.to(dtype)``).
+
+    The first one tells: to look at all of them takes longer than some steps.
+    """
+    first = next((p for p in group["params"] if p in optimizer.state), None)
+    return first is not None and any(
+        _is_moment(kept, first) and kept.dtype != first.dtype
+        for kept in optimizer.state[first].values()
+    )
+
+
+def _convert(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
+    state = optimizer.state.get(p, {})
+    for name, kept in state.items():
+        if _is_moment(kept, p):
+            state[name] = kept.to(p.dtype)
+
+
+def _is_moment(kept: Any, p: torch.Tensor) -> bool:
+    is_tensor = isinstance(kept, torch.Tensor) and kept.is_floating_point()
+    return is_tensor and kept.dim() > 0 and kept.shape == p.shape
 
 
 def _fit(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
@@ -104,9 +179,18 @@ def _fit(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
             state[name] = _laid_out(kept, p)
 
 
+def _is_dense(p: torch.Tensor) -> bool:
+    """Whether its memory holds its own values and no others between them."""
+    if p.layout is not torch.strided or p.is_contiguous():
+        return True
+    if p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last):
+        return True
+    return torch.empty_like(p, device="meta").stride() == p.stride()
+
+
 def _lies_otherwise(x: torch.Tensor, p: torch.Tensor) -> bool:
     is_alike = x.layout is p.layout is torch.strided and x.shape == p.shape
-    return is_alike and x.stride() != p.stride()
+    return is_alike and x.stride() != p.stride() and _is_dense(p)
 
 
 def _laid_out(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -162,11 +246,16 @@ def _follow_flags(optimizer: torch.optim.Optimizer) -> None:
 
 
 def follow_state_dicts(optimizer: torch.optim.Optimizer) -> None:
-    """Keep what is loaded in step with what was applied, and what was applied out of what is saved."""
-    if not vars(optimizer).get("_autocompile_follows"):
-        vars(optimizer)["_autocompile_follows"] = True
+    """Keep what is loaded in step with what was applied, and what was applied out of what is saved,
+    copied and pickled.
+    """
+    fit_before_fused_steps()
+    if not vars(optimizer).get(_FOLLOWS):
+        vars(optimizer)[_FOLLOWS] = True
         optimizer.register_load_state_dict_post_hook(_after_load)
         optimizer.register_state_dict_post_hook(_without_implementation)
+        # Of the instance: the class is the user's.
+        vars(optimizer)["__getstate__"] = functools.partial(_copied, optimizer)
 
 
 def _after_load(optimizer: torch.optim.Optimizer) -> None:
@@ -179,20 +268,51 @@ def _without_implementation(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 ) -> dict[str, Any]:
     """A state dict as an untuned optimizer has it: its flags, and moments in the order of rows."""
-    groups = [dict(group) for group in saved["param_groups"]]
-    before: _Before | None = vars(optimizer).get(_BEFORE)
-    if before:
-        before.put_into(groups, optimizer.defaults.get("lr"))
-    flags = (group.get("fused") or group.get("capturable") for group in groups)
-    beside = before is None or any(flags)
 
-    def as_usual(name: str, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
-            return x
-        return x.cpu() if name == "step" and not beside else x.contiguous()
+    def in_rows(x: Any) -> Any:
+        is_strided = isinstance(x, torch.Tensor) and x.layout is torch.strided
+        return x.contiguous() if is_strided else x
+
+    untuned = _untuned(optimizer, saved)
+    state = {
+        key: {name: in_rows(x) for name, x in kept.items()}
+        if isinstance(kept, dict)
+        else kept
+        for key, kept in untuned["state"].items()
+    }
+    return {**untuned, "state": state}
+
+
+def _copied(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What ``copy`` and ``pickle`` take of an optimizer: an untuned one, as of a model.
+
+    What is kept of a parameter has its strides still: the parameter is copied with it.
+    """
+    state = cast(Any, type(optimizer)).__getstate__(optimizer)
+    # Of an optimizer whose own __getstate__ gives all that it has.
+    ours = {name for name in state if str(name).startswith("_autocompile")}
+    ours |= {"__getstate__", "step"} if "__getstate__" in state else set()
+    untuned = _untuned(optimizer, {k: v for k, v in state.items() if k not in ours})
+    before: _Before | None = vars(optimizer).get(_BEFORE)
+    defaults = {**untuned["defaults"], **(before.defaults if before else {})}
+    return {**untuned, "defaults": defaults}
+
+
+def _untuned(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Groups with the flags of before, and counts of steps where these want them."""
+    before: _Before | None = vars(optimizer).get(_BEFORE)
+    if before is None:
+        return saved
+    groups = [dict(group) for group in saved["param_groups"]]
+    before.put_into(groups, optimizer.defaults.get("lr"))
+    if any(group.get("fused") or group.get("capturable") for group in groups):
+        return {**saved, "param_groups": groups}
+
+    def on_the_cpu(name: str, x: Any) -> Any:
+        return x.cpu() if name == "step" and isinstance(x, torch.Tensor) else x
 
     state = {
-        key: {name: as_usual(name, x) for name, x in kept.items()}
+        key: {name: on_the_cpu(name, x) for name, x in kept.items()}
         if isinstance(kept, dict)
         else kept
         for key, kept in saved["state"].items()
@@ -248,4 +368,6 @@ def _why_not_fused(optimizer: torch.optim.Optimizer) -> str:
                 "mps",
             ):
                 return f"parameters on {p.device} of {p.dtype} have no fused step"
+            if not _is_dense(p):
+                return _SLICE
     return ""
