@@ -252,6 +252,30 @@ def of_optimizer(
     return (Statement(loop, (OPTIMIZER,), shown),)
 
 
+CHECKPOINTS = """\
+# A fused step takes moments as plain memory, those of a checkpoint too: as the weights lie.
+from autocompile.runtime.optimizers import follow_state_dicts
+
+follow_state_dicts(optimizer)"""
+"""For a program in which weights are laid out anew and the optimizer is fused.
+
+Torch fits the state that it loads to neither (2.13), and on a CPU then trains wrong without a word.
+"""
+
+
+def of_checkpoints(phases: Iterable[Lines]) -> str:
+    """What lets phases of one program load and save the states of their optimizer."""
+    every = list(phases)
+    is_laid_out = any(one.wanted.get(WEIGHTS) for one in every)
+    is_fused = any(
+        one.wanted.get(OPTIMIZER) == "fused" and "apply(" not in statement.code
+        for one in every
+        for statement in one.statements
+        if OPTIMIZER in statement.changes
+    )
+    return CHECKPOINTS if is_laid_out and is_fused else ""
+
+
 def _of_function(
     phase: str, config: CompileConfig, facts: Facts, called: str
 ) -> Iterator[Statement]:

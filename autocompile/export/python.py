@@ -29,6 +29,7 @@ from autocompile.export.lines import (
     can_have_a_name,
     exclude_each_other,
     lines_of,
+    of_checkpoints,
     plain_statements,
     uses_apply,
     without_words,
@@ -179,7 +180,7 @@ def _blocks(together: Together, found: Iterable[Choice]) -> list[str]:
         said.update(new)
         codes = [s.code for s in new if IMPORTS not in s.changes]
         blocks.append(_evidence(choice) + "\n".join(codes))
-    return blocks
+    return [*blocks, of_checkpoints(together.phases)]
 
 
 def _by_names(together: Together) -> str:
@@ -301,7 +302,7 @@ def use_line(report: Report, run: str = "last") -> str:
         return _leave_uncompiled(found)
     first, *others = programs_of(report)
     line = joined(first.statements)
-    if refused or others or not line:
+    if refused or others or not line or of_checkpoints(first.phases):
         return f"autocompile export {run} --to python"
     facts = facts_of(report)
     reads_file = any(c.config and uses_apply(facts, c.config) for c in faster)

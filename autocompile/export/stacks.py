@@ -14,6 +14,7 @@ from autocompile.export.choices import (
     header,
 )
 from autocompile.export.lines import (
+    CHECKPOINTS,
     PROCESS,
     Choice,
     Facts,
@@ -203,6 +204,8 @@ def _prepared(
     imports += "from accelerate.utils import TorchDynamoPlugin"
     made = f"accelerator = Accelerator(dynamo_plugin=plugin{_MIXED[model.autocast]})\n"
     prepared = f"{names} = accelerator.prepare({names})"
+    if model.memory_format != "default" and step.optimizer == "fused":
+        lines.append(CHECKPOINTS)
     changed = "".join(f"{line}\n" for line in lines)
     return imports, "\n".join(process), _plugin(model) + made + changed + prepared
 

@@ -314,12 +314,18 @@ def test_python_is_the_lines_that_a_person_would_write(plain: Report) -> None:
         "model = model.to(memory_format=torch.channels_last)",
         'model = torch.compile(model, mode="max-autotune")',
         "optimizer = torch.optim.Adam(model.parameters(), lr=0.0003, amsgrad=True, fused=True)",
+        "from autocompile.runtime.optimizers import follow_state_dicts",
+        "follow_state_dicts(optimizer)",
     ]
     assert [line for line in lines if line.startswith("#")] == [
         "# forward: 1.41x [1.39, 1.43] as fast as eager at batch size 16, confirmed in 3 fresh "
         "processes",
         "# optimizer_step: 1.41x [1.39, 1.43] as fast as eager, confirmed in 3 fresh processes",
+        "# A fused step takes moments as plain memory, those of a checkpoint too: as the weights lie.",
     ]
+    assert use_line(plain) == "autocompile export last --to python"
+    del plain["phases"]["optimizer_step"]
+    lines = export(plain, "python").splitlines()
     use = use_line(plain)
     assert use == "; ".join(line for line in lines if line and not line.startswith("#"))
 
