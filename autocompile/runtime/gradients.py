@@ -23,7 +23,8 @@ class KeptGradients:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._trained = 0  # parameters that take gradients
+        # Frozen ones too: they may be unfrozen, and their gradients then add up.
+        self._count = 0
         # How many of its parameters each optimizer steps, and which have stepped since its last
         # call: gradients of the others may go on adding up.
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
@@ -39,9 +40,9 @@ class KeptGradients:
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step, which may be of another model."""
         if optimizer not in self._optimizers:
-            mine = {id(p) for p in self._model.parameters() if p.requires_grad}
+            mine = {id(p) for p in self._model.parameters()}
             steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            self._trained = len(mine)
+            self._count = len(mine)
             self._optimizers[optimizer] = len(mine & steps)
         if self._optimizers[optimizer]:
             self._stepped.add(optimizer)
@@ -50,7 +51,7 @@ class KeptGradients:
         """Whether all parameters were stepped since the last call."""
         stepped = sum(self._optimizers[optimizer] for optimizer in self._stepped)
         self._stepped.clear()
-        return 0 < self._trained <= stepped
+        return 0 < self._count <= stepped
 
     def before_call(self) -> None:
         """Copy gradients that the next call may overwrite; call it before each."""

@@ -132,7 +132,8 @@ def fit_fused(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
-        is_converted = _is_converted(optimizer, group)
+        # Others may keep moments of a higher precision than their weights.
+        is_converted = is_ours and _is_converted(optimizer, group)
         for p in group["params"]:
             if is_converted:
                 _convert(optimizer, p)

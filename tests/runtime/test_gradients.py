@@ -196,6 +196,29 @@ def test_optimizers_of_one_model_may_step_at_different_times() -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.usefixtures("_graphs")
+def test_parameters_that_are_unfrozen_may_be_stepped_at_other_times() -> None:
+    results = []
+    for is_tuned in (False, True):
+        model, drawn = _net(), torch.Generator().manual_seed(1)
+        if is_tuned:
+            apply_config(model, "train_step", CompileConfig("same_memory"))
+        body = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        head = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        model[0].requires_grad_(False)
+        for number in range(16):
+            if number == 4:
+                model[0].requires_grad_(True)
+            model(torch.randn(5, 6, generator=drawn)).square().mean().backward()
+            head.step()
+            head.zero_grad()
+            if number > 4 and number % 4 == 3:
+                body.step()
+                body.zero_grad()
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_loop_trains_with_real_cuda_graphs(loop: str) -> None:

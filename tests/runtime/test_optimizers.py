@@ -253,6 +253,27 @@ def test_a_model_that_is_converted_goes_on(config: CompileConfig, kind: str) -> 
     assert {kept.dtype for kept in moments} == {torch.float64}
 
 
+class Precise(torch.optim.SGD):
+    """Keeps moments in float32 beside weights in bfloat16, in a kernel of its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                kept = self.state[p].setdefault("sum", torch.zeros(p.shape))
+                p.sub_(group["lr"] * kept.add_(p.grad.float()))
+
+
+def test_moments_of_an_optimizer_that_is_not_ours_stay_as_they_are() -> None:
+    apply_to_optimizer(one(), FUSED)  # what looks at fused steps is of all optimizers
+    p = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = Precise([p], lr=0.1, fused=True)
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert optimizer.state[p]["sum"].dtype == torch.float32
+
+
 def test_a_step_beside_a_thread_that_compiles_is_right() -> None:
     """While any thread compiles, ``torch.compiler.is_compiling()`` is true in all of them."""
 
