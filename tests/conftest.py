@@ -59,7 +59,7 @@ gc.disable()  # until all tests are collected: what is imported for them is no g
 # Folders whose tests start processes, compile or import Ray, those with the longest files first:
 # they begin first, so that no worker ends with a long file alone. All others take seconds.
 _LONG = (
-    "trial trial/verify trial/tasks trial/measure trial/model rllib runtime search execute . "
+    "trial trial/verify trial/tasks trial/measure trial/model rllib runtime life search execute . "
     "export cli commands cluster suite"
 ).split()
 
@@ -188,6 +188,17 @@ def _dynamo_as_it_was() -> Iterator[None]:
         del _COMPILER_FNS[name]
     torch._dynamo.reset()
     torch.set_rng_state(random_state)
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Torch has one thread: nets of tests gain nothing by more, and two workers share the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
