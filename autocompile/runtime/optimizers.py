@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -255,8 +256,11 @@ def follow_state_dicts(optimizer: torch.optim.Optimizer) -> None:
         vars(optimizer)[_FOLLOWS] = True
         optimizer.register_load_state_dict_post_hook(_after_load)
         optimizer.register_state_dict_post_hook(_without_implementation)
-        # Of the instance: the class is the user's.
-        vars(optimizer)["__getstate__"] = functools.partial(_copied, optimizer)
+        # Of the instance: the class is the user's. By a weak reference: an optimizer that refers to
+        # itself keeps its moments until Python looks for circles.
+        vars(optimizer)["__getstate__"] = functools.partial(
+            _copied, weakref.ref(optimizer)
+        )
 
 
 def _after_load(optimizer: torch.optim.Optimizer) -> None:
@@ -284,11 +288,15 @@ def _without_implementation(
     return {**untuned, "state": state}
 
 
-def _copied(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _copied(
+    reference: weakref.ReferenceType[torch.optim.Optimizer],
+) -> dict[str, Any]:
     """What ``copy`` and ``pickle`` take of an optimizer: an untuned one, as of a model.
 
     What is kept of a parameter has its strides still: the parameter is copied with it.
     """
+    optimizer = reference()
+    assert optimizer is not None, "it is asked for its own state"
     state = cast(Any, type(optimizer)).__getstate__(optimizer)
     # Of an optimizer whose own __getstate__ gives all that it has.
     ours = {name for name in state if str(name).startswith("_autocompile")}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -297,3 +299,19 @@ def test_a_step_beside_a_thread_that_compiles_is_right() -> None:
 
     want = steps(EAGER, lambda optimizer: optimizer.step())
     torch.testing.assert_close(steps(LAID_OUT, within_a_compile), want)
+
+
+def test_an_optimizer_that_is_dropped_gives_back_its_moments_at_once() -> None:
+    """On a GPU they are twice the model, and Python may look for circles much later."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    apply_to_optimizer(optimizer, CompileConfig("eager", optimizer="fused"))
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    moments = weakref.ref(optimizer.state[model.weight]["exp_avg"])
+    gc.disable()
+    try:
+        del optimizer
+        assert moments() is None
+    finally:
+        gc.enable()
