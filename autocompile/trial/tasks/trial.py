@@ -78,6 +78,8 @@ def check_first_calls(session: Session, entrant: Entrant) -> None:
         session.channel.step(Step.VERIFY)
         if not entrant.is_reference:
             first_calls(reference, subject)
+        elif why := reference.why_incomparable():  # so no other trial need begin
+            raise Failed(Outcome.WRONG_OUTPUT, why)
         whole_pass(reference, subject)
         entrant.clock.stop()
         if entrant.asked.checks is Checks.ALL:  # else seen after the timing only

@@ -105,7 +105,7 @@ def first_calls(reference: Reference, subject: Subject) -> None:
     """Compare the first three calls with eager's; the first was made by the caller."""
     side = subject.side
     subject.accepted = dict(reference.noise)
-    if not side.is_eager and (why := reference.why_incomparable()):
+    if why := reference.why_incomparable():
         raise Failed(Outcome.WRONG_OUTPUT, why)
     if reference.phase.steps:
         _first_steps(reference, subject)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 import time
 from pathlib import Path
@@ -206,3 +207,51 @@ def test_timed_calls_of_a_model_that_spends_its_inputs_get_them_anew(
     assert result["outcome"] == "ok", result["message"]
     assert any("gets them anew" in note for note in result["notes"]) is spends
     assert len(set(seen)) == 1
+
+
+QUEUE = """
+from collections import deque
+import torch
+
+class Policy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.queue = torch.nn.Linear(8, 64), deque()
+    def forward(self, x):
+        if not self.queue:
+            self.queue.extend(self.net(x).chunk(8, dim=-1))
+        return self.queue.popleft()
+
+def get_model(): return Policy()
+def get_inputs(): return torch.randn(4, 8)
+"""
+
+
+def test_where_nothing_can_be_compared_eager_itself_says_so(
+    work: Path, try_it: Try
+) -> None:
+    """So that no other trial begins, of which each would be refused."""
+    (work / "model.py").write_text(QUEUE)
+    result = try_it("model.py", **setting("eager"))
+    assert result["outcome"] == "wrong_output"
+    assert "nothing can be compared with it" in result["message"]
+    assert "each call changes Policy.queue, a deque" in result["message"]
+
+
+def test_eager_mode_does_not_slow_itself_down(
+    write: Any, try_it: Try, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By chance its blocks beside itself may take longer than alone."""
+
+    def slowed(*args: Any) -> Any:
+        found, _ = timed_for_a_moment(*args)
+        note = "eager runs 449% slower next to this setting than alone"
+        return dataclasses.replace(found, flags=("eager_slowed",)), [note]
+
+    monkeypatch.setattr(session, "screen", slowed)
+    write("def get_inputs(): return torch.randn(4, WIDTH)")
+    for backend, is_said in (("eager", False), ("aot_eager", True)):
+        result = try_it("model.py", **setting(backend))
+        assert result["outcome"] == "ok", result["message"]
+        assert any("slower next to" in note for note in result["notes"]) is is_said
+        assert bool(result["measurement"].get("flags")) is is_said
