@@ -335,6 +335,8 @@ def _cost(best: Best) -> Iterator[str]:
     """What the best setting costs: to compile, at new weights, and in memory."""
     if best.compile_s and not best.is_eager:
         compiles = f"compiles in {show.seconds(best.compile_s)}"
+        if others := best.beside:
+            compiles += f" beside {others} other{'s' if others > 1 else ''}"
         if best.warm_compile_s is not None:
             compiles += f" ({show.seconds(best.warm_compile_s)} warm)"
         if calls := best.break_even_calls:

@@ -96,10 +96,11 @@ class Best(Part):
         same_code: numbers of other trials whose code is the same.
         ties: numbers of other trials that are as good.
         exported: None where its exported code was not run.
+        beside: most other trials that ran while it compiled: alone that may be shorter.
         given_back: None where a program loses little if its memory is not kept.
     """
 
-    optional = ("given_back",)
+    optional = ("given_back", "beside")
 
     number: int
     config: CompileConfig
@@ -115,6 +116,7 @@ class Best(Part):
     same_code: tuple[int, ...] = ()
     ties: tuple[int, ...] = ()
     compile_s: float | None = None
+    beside: int | None = None
     warm_compile_s: float | None = None
     break_even_calls: int | None = None
     peak_memory_bytes: int | None = None

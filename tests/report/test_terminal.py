@@ -143,6 +143,19 @@ def test_no_more_is_claimed_of_the_weights_than_was_seen(
         assert f" {shown}\n" in printed(report)
 
 
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [(None, "s ("), (0, "s ("), (1, "beside 1 other ("), (3, "beside 3 others (")],
+)
+def test_a_compile_beside_others_is_no_compile_alone(
+    report: Report, phase: Report, beside: int | None, words: str
+) -> None:
+    phase["answer"]["best"] |= {"beside": beside, "compile_s": 4, "warm_compile_s": 1}
+    (cost,) = [line for line in printed(report).splitlines() if "Cost" in line]
+    assert words in cost
+    assert ("beside" in cost) is bool(beside)
+
+
 def test_a_tie_is_told_with_the_reason_for_the_choice(
     report: Report, phase: Report
 ) -> None:
