@@ -6,9 +6,12 @@ each stage it yields the weights, or what the stage computed, and both must be e
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -145,6 +148,31 @@ def assert_equal_lives(eager: Life, tuned: Life, ratio: float = 1e-4) -> list[st
             if stage == BEGUN:
                 begin[name] = right
     return stages
+
+
+@contextlib.contextmanager
+def thread_beside(model: nn.Module) -> Iterator[None]:
+    """A thread evaluates a copy of the model, which is not compiled, over and over."""
+    served, ended = copy.deepcopy(model).eval(), threading.Event()
+    outputs, failed = list[torch.Tensor](), list[BaseException]()
+
+    def serve() -> None:
+        try:
+            while not (ended.is_set() and outputs):
+                with torch.no_grad():
+                    outputs.append(served(batch(0)[0]))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert not failed, failed
+    assert all(torch.equal(outputs[0], each) for each in outputs)
 
 
 BEGUN = "begun"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,17 +54,21 @@ def exported(config: CompileConfig) -> str:
 class Program:
     """The lines in a program, with Accelerate's own loop."""
 
-    def __init__(self, lines: str) -> None:
+    def __init__(self, lines: str, accelerator: Any = None) -> None:
         for each in (AcceleratorState, GradientState, PartialState):
-            each._reset_state()
+            if accelerator is None:
+                each._reset_state()
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), **life.ADAM)
         names: dict[str, Any] = {"torch": torch, "Accelerator": Accelerator}
+        if accelerator is not None:  # the program's second model
+            names["accelerator"] = accelerator
+            lines = re.sub(r"^accelerator = .*$", "", lines, flags=re.MULTILINE)
         names |= {"model": model, "optimizer": optimizer}
         exec(lines, names)
         self.accelerator = names["accelerator"]
         self.model, self.optimizer = names["model"], names["optimizer"]
-        self.is_tuned, self.number = lines != PLAIN, 0
+        self.is_tuned, self.number = "plugin" in lines, 0
         # As Accelerator(gradient_accumulation_steps=...) sets it.
         self.accelerator.gradient_accumulation_steps = life.ACCUMULATED
 
@@ -197,3 +202,30 @@ def test_life(backend: str, fresh: bool, tmp_path: Path) -> None:
         program_life(PLAIN, tmp_path, fresh), program_life(lines, tmp_path, fresh)
     )
     assert tuple(stages) == (life.BEGUN, *life.STAGES)
+
+
+@pytest.mark.slow
+def test_a_thread_beside() -> None:
+    lives = []
+    for lines in (PLAIN, exported(CONFIG)):
+        program = Program(lines)
+        with life.thread_beside(program.net):
+            lives.append(program.train())
+        program.demand_in_effect()
+    torch.testing.assert_close(lives[1], lives[0], rtol=1e-3, atol=1e-5)
+
+
+def test_two_models_have_the_lines_each() -> None:
+    lives = []
+    for lines in (PLAIN, exported(CONFIG)):
+        first = Program(lines)
+        second = Program(lines, first.accelerator)
+        second.number = 7
+        for program in (first, second, first):
+            program.train(3)
+            program.demand_in_effect()
+        both = {"first": first, "second": second}
+        lives.append(
+            {f"{k}.{n}": x for k, p in both.items() for n, x in values(p.net).items()}
+        )
+    torch.testing.assert_close(lives[1], lives[0], rtol=1e-3, atol=1e-5)

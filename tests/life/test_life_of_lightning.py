@@ -234,3 +234,13 @@ def test_two_models_have_a_callback_each(tmp_path: Path) -> None:
             assert (each.uncompiled == 0) is bool(names)
         lives.append(values(model))
     torch.testing.assert_close(lives[1], lives[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_thread_beside(tmp_path: Path) -> None:
+    path, lives = life.settings(tmp_path, train_step=CONFIG), []
+    for settings in (None, path):
+        program = Program(settings)
+        with life.thread_beside(program.model.net):
+            lives.append(program.fit())
+    torch.testing.assert_close(lives[1], lives[0], rtol=1e-3, atol=1e-5)

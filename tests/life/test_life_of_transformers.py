@@ -212,3 +212,32 @@ def test_life(fresh: bool, tmp_path: Path) -> None:
         program_life(None, tmp_path, fresh), program_life(path, tmp_path, fresh)
     )
     assert tuple(stages) == (life.BEGUN, *life.STAGES)
+
+
+@pytest.mark.slow
+def test_a_thread_beside(tmp_path: Path) -> None:
+    path, lives = life.settings(tmp_path, train_step=CONFIG), []
+    for settings in (None, path):
+        program = Program(settings, tmp_path)
+        with life.thread_beside(program.model.net):
+            lives.append(program.train())
+    torch.testing.assert_close(lives[1], lives[0], rtol=1e-3, atol=1e-5)
+
+
+def test_two_models_have_a_trainer_each(tmp_path: Path) -> None:
+    """The second is compiled by itself, and the first goes on as it was."""
+    path, lives = life.settings(tmp_path, train_step=CONFIG), []
+    for settings in (None, path):
+        first, second = (Program(settings, tmp_path / name) for name in ("a", "b"))
+        second.number = 7
+        for program in (first, second, first):
+            program.train(3)
+        both = {"first": first, "second": second}
+        lives.append(
+            {
+                f"{k}.{n}": x
+                for k, p in both.items()
+                for n, x in values(p.model.net).items()
+            }
+        )
+    torch.testing.assert_close(lives[1], lives[0], rtol=1e-3, atol=1e-5)
