@@ -6,6 +6,7 @@ Written against ray 2.50 and 2.60, new API stack.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import os
@@ -68,8 +69,7 @@ def from_object(value: Any) -> Target:
         target.inference_model = replace(value, inference_only=True).build()
         return target
     if isinstance(value, MultiRLModuleSpec):
-        target = _of_kinds(value, several.Rows({}, "as many as asked for"))
-        target.own_batch_size = {}  # a spec names no environments
+        target, _ = _of_kinds(value, several.Rows({}, ""), value.rl_module_specs)
         return target
     if isinstance(value, AlgorithmConfig):
         return _from_several(value) if value.is_multi_agent else _from_config(value)
@@ -121,31 +121,35 @@ def _from_several(config: Any) -> Target:
     """
     every, rows = several.of_config(config)
     trained = several.trained_of(config, every.rl_module_specs)
-    target = _of_kinds(every, rows, trained)
+    target, size_of = _of_kinds(every, rows, trained)
     target.kind = "AlgorithmConfig"
     target.algorithm = f"{type(config).__module__}:{type(config).__qualname__}"
     target.choices["exploration"] = "the inference-only modules that env runners build"
     target.choices["rows"] = rows.words
     if isinstance(lr := config.lr, (int, float)):
         target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
-        target.choices["optimizer"] = f"Adam with the config's lr {lr}"
+        of_all = isinstance(target.model, SeveralModules)
+        words = ", one for all; RLlib has one for each module" if of_all else ""
+        target.choices["optimizer"] = f"Adam with the config's lr {lr}{words}"
     learned = int(config.minibatch_size or config.train_batch_size_per_learner or 1)
-    target.own_batch_size |= {
-        name: learned
+    target.own_batch_size = {
+        name: size_of(rows.envs) if phase.role == "worker" else learned
         for name, phase in PHASES.items()
-        if phase.role == "learner" and phase.has_batch_size
+        if phase.role and phase.has_batch_size and not phase.is_update
     }
+    _take_calls_per_update(config, rows.envs, target)
     _take_threads(config, target)
+    _take_evaluation(config, rows.envs, target, size_of)
     return target
 
 
 def _of_kinds(
-    every: MultiRLModuleSpec, rows: several.Rows, trained: Container[str] | None = None
-) -> Target:
-    """A target of one module of each kind: of one kind that module, else all as one."""
-    if trained is None:
-        trained = every.rl_module_specs.keys()
-    kinds = several.one_of_each(every, trained)
+    every: MultiRLModuleSpec, rows: several.Rows, trained: Container[str]
+) -> tuple[Target, Callable[[int], int]]:
+    """A target of one module of each kind that a runner calls: of one kind that module, else all as
+    one. And what its batch size is for so many environments.
+    """
+    kinds = several.one_of_each(every, trained, rows)
     built = {name: spec.build() for name, spec in kinds.items()}
     for_inference = {
         name: replace(spec, inference_only=True).build() for name, spec in kinds.items()
@@ -157,20 +161,14 @@ def _of_kinds(
         ((name, module),) = built.items()
         target = _target("MultiRLModuleSpec", module)
         target.inference_model = for_inference[name]
-        envs = rows.given(name, rows.envs)
+        size_of: Callable[[int], int] = functools.partial(rows.given, name)
     else:
-        target = _target_of_several(
-            SeveralModules(built, filter(trained.__contains__, built)), rows
-        )
+        whole = SeveralModules(built, filter(trained.__contains__, built))
+        target = _target_of_several(whole, rows)
         target.inference_model = SeveralModules(for_inference, ())
-        envs = rows.envs
-    target.own_batch_size = {
-        name: envs
-        for name, phase in PHASES.items()
-        if phase.role == "worker" and phase.has_batch_size
-    }
-    target.choices["module"] = several.which_are_tuned(kinds, every)
-    return target
+        size_of = int
+    target.choices["module"] = several.which_are_tuned(kinds, every, rows)
+    return target, size_of
 
 
 def _target_of_several(module: SeveralModules, rows: several.Rows) -> Target:
@@ -224,11 +222,14 @@ def _take_whole_batches(config: Any, module: Any, rows: int, target: Target) -> 
     )
 
 
-def _take_evaluation(config: Any, envs: int, target: Target) -> None:
+def _take_evaluation(
+    config: Any, envs: int, target: Target, size_of: Callable[[int], int] = int
+) -> None:
     """What evaluation runners do in a phase that is not that of sampling is measured as there.
 
     They have a module of their own, which :func:`autocompile.rllib.tuned` compiles for itself, also
-    in the process that samples. So each program has one batch size, its runner's environments.
+    in the process that samples. So each program has one batch size, its runner's environments, or
+    what ``size_of`` makes of their number.
     """
     if not (config.evaluation_interval or config.evaluation_num_env_runners):
         return  # ``Algorithm.evaluate`` then samples with the runner of training
@@ -236,7 +237,7 @@ def _take_evaluation(config: Any, envs: int, target: Target) -> None:
     phase, sampling = _phase_of(evaluation), _phase_of(config)
     its_envs = int(evaluation.num_envs_per_env_runner or 1)
     if phase != sampling:
-        target.own_batch_size[phase] = its_envs
+        target.own_batch_size[phase] = size_of(its_envs)
         target.threads.pop(phase, None)
         _take_threads_of(
             "evaluation runner",
@@ -248,7 +249,7 @@ def _take_evaluation(config: Any, envs: int, target: Target) -> None:
     elif its_envs != envs:
         target.choices["evaluation"] = (
             f"{its_envs} environments in {phase}, a program of its own: "
-            f"--batch-size {envs},{its_envs} tunes both"
+            f"--batch-size {size_of(envs)},{size_of(its_envs)} tunes both"
         )
 
 

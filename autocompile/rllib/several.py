@@ -18,7 +18,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from autocompile.errors import TargetError, first_words
 from autocompile.rllib.observations import made_environment
 
-_DRAWS = 64  # of the modules of all agents, where they may be drawn by chance
+_DRAWS = 1000  # of the modules of all agents, where they may be drawn by chance
 _EACH = "one for each environment"
 _ONE = "name the RLModuleSpec of one module as the target: its settings can be used for all"
 
@@ -66,6 +66,10 @@ class Rows:
         """How many rows a runner of so many environments gives a module."""
         return max(1, round(self.counts.get(name, self.envs) * envs / self.envs))
 
+    def has(self, name: str) -> bool:
+        """Whether a runner calls a module, as far as that is known."""
+        return not self.counts or name in self.counts
+
 
 def of_config(config: Any) -> tuple[MultiRLModuleSpec, Rows]:
     """The modules of an AlgorithmConfig of several agents, and the rows that a runner gives each.
@@ -90,9 +94,9 @@ def of_config(config: Any) -> tuple[MultiRLModuleSpec, Rows]:
 
 
 def one_of_each(
-    spec: MultiRLModuleSpec, trained: Container[str]
+    spec: MultiRLModuleSpec, trained: Container[str], rows: Rows
 ) -> dict[str, RLModuleSpec]:
-    """One module of each kind, if possible of those that are trained: others are alike.
+    """One module of each kind that a runner calls, if possible one that is trained: others are alike.
 
     Raises:
         TargetError: there is none, or they are not called by themselves.
@@ -105,23 +109,34 @@ def one_of_each(
             "modules are called one by one, with the batch that an environment gives",
             hint=_ONE,
         )
-    if not spec.rl_module_specs:
-        raise TargetError("the MultiRLModuleSpec has no modules", hint=_ONE)
-    names = sorted(spec.rl_module_specs, key=lambda name: (name not in trained, name))
-    first: dict[tuple[str, ...], str] = {}
-    for name in names:
+    names = [name for name in spec.rl_module_specs if rows.has(name)]
+    if not names:
+        raise TargetError(
+            "the MultiRLModuleSpec has no modules that an agent is mapped to", hint=_ONE
+        )
+    first: dict[tuple[Any, ...], str] = {}
+    for name in sorted(names, key=lambda name: (name not in trained, name)):
         first.setdefault(_kind_of(spec.rl_module_specs[name]), name)
     return {name: spec.rl_module_specs[name] for name in first.values()}
 
 
-def which_are_tuned(kinds: Mapping[str, RLModuleSpec], spec: MultiRLModuleSpec) -> str:
-    """Which of several modules are tuned."""
+def which_are_tuned(
+    kinds: Mapping[str, RLModuleSpec], spec: MultiRLModuleSpec, rows: Rows
+) -> str:
+    """Which of several modules are tuned, and which no agent is mapped to."""
     every = Counter(map(_kind_of, spec.rl_module_specs.values()))
     counts = {name: every[_kind_of(one)] for name, one in kinds.items()}
-    return ", ".join(
+    words = [
         f"{name}, one of {count} that are alike" if count > 1 else name
         for name, count in counts.items()
-    )
+    ]
+    known = {_kind_of(one) for one in kinds.values()}
+    others = [
+        n for n, one in spec.rl_module_specs.items() if _kind_of(one) not in known
+    ]
+    if others:
+        words.append(f"not {', '.join(others)}, to which no agent is mapped")
+    return ", ".join(words)
 
 
 def trained_of(config: Any, names: Iterable[str]) -> set[str]:
@@ -154,7 +169,7 @@ class SeveralModules(torch.nn.Module):
     def parts(self) -> dict[str, Any]:
         return dict(zip(self.names, self._parts, strict=True))
 
-    def called_parts(self) -> list[torch.nn.Module]:
+    def autocompile_parts(self) -> list[torch.nn.Module]:
         """Each uses a setting by itself."""
         return [*self._parts]
 
@@ -182,9 +197,7 @@ class SeveralModules(torch.nn.Module):
     forward_train = _forward_train
 
 
-def _kind_of(spec: RLModuleSpec) -> tuple[str, ...]:
+def _kind_of(spec: RLModuleSpec) -> tuple[Any, ...]:
     """What modules that are alike share; one without a class has that of its algorithm."""
-    made_by = (spec.module_class, spec.catalog_class)
-    names = (getattr(each, "__qualname__", "") for each in made_by)
     parts = (spec.observation_space, spec.action_space, spec.model_config)
-    return (*names, *map(str, parts))
+    return (spec.module_class, spec.catalog_class, *map(repr, parts))

@@ -111,6 +111,42 @@ def test_of_modules_that_are_not_alike_one_of_each_kind_is_tuned() -> None:
     assert {len(part["obs"]) for part in learned.values()} == {32}
 
 
+def test_a_module_that_no_agent_is_mapped_to_is_not_tuned() -> None:
+    its = unlike()
+    its.policy_mapping_fn = lambda agent, *_, **__: "scout"
+    target = from_object(its)
+    words = "scout, one of 2 that are alike, not captain, to which no agent is mapped"
+    assert target.choices["module"] == words
+    assert target.own_batch_size["forward_exploration"] == 20
+
+
+def made_by_a_factory() -> type:
+    class Module(DefaultPPOTorchRLModule):
+        pass
+
+    return Module
+
+
+def test_classes_of_one_name_are_not_alike() -> None:
+    one, other = (
+        RLModuleSpec(made_by_a_factory(), model_config={}, **SPACES) for _ in range(2)
+    )
+    every = MultiRLModuleSpec(rl_module_specs={"a": one, "b": other})
+    assert from_object(every).choices["module"] == "a, b"
+
+
+def test_the_rest_of_the_configuration_is_read_as_for_one_agent() -> None:
+    its = unlike().evaluation(
+        evaluation_interval=1,
+        evaluation_config={"explore": False, "num_envs_per_env_runner": 2},
+    )
+    target = from_object(its)
+    assert target.own_batch_size["forward_inference"] == 2
+    assert target.calls_per_update["forward_exploration"] > 1
+    assert "learner_update" not in target.own_batch_size
+    assert "one for all; RLlib has one for each module" in target.choices["optimizer"]
+
+
 def test_what_is_not_trained_is_called_by_runners_only() -> None:
     target = from_object(unlike(policies_to_train=["scout"]))
     assert target.choices["module"] == "scout, one of 2 that are alike, captain"
