@@ -136,7 +136,7 @@ class StreamTimer(Timer):
                 return wait_s()
 
         self.synchronize()
-        nothing_s = max(wait_s() for _ in range(_TRIES))
+        nothing_s = min(wait_s() for _ in range(_TRIES))
         return all(owed_s() > _OWED_S + nothing_s for _ in range(_TRIES))
 
     def calls(self, fitting: float) -> int:

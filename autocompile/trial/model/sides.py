@@ -30,7 +30,7 @@ from autocompile.trial.model.state import (
     take_back,
 )
 from autocompile.trial.model.target import Target, call_model
-from autocompile.trial.values import copy_tree, is_writable, tensors_by_path
+from autocompile.trial.values import copy_tree, is_writable
 from autocompile.trial.verify.outputs import View
 
 Unit = Callable[[Any], Any]
@@ -46,7 +46,6 @@ class Side:
         call: what is timed, a pass: ``unit`` with ``inputs``, or with those of each call in turn.
         process: what is set in the process while it runs, such as threads.
         is_timed: whether a pass of several calls drops their results, as a loop would.
-        renewed: tensors of the inputs, and of as many others what is copied to them before a pass.
         kept: the state at the last :meth:`keep`, from which calls start.
         counters: numbers that calls count up and pass on, such as the steps so far.
         optimizers: those that a call steps.
@@ -74,7 +73,6 @@ class Side:
         self.unit: Unit = lambda inputs: None
         self.call: Callable[[], Any] = self._pass
         self.is_timed = False
-        self.renewed: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.kept = State()
         self.counters: dict[str, Any] = {}
         self.optimizers: list[Any] = []
@@ -105,15 +103,7 @@ class Side:
 
     # What they have in common ----------------------------------------------------------------------
 
-    def renew_from(self, inputs: Any) -> None:
-        """Give each pass from now on the values of these inputs, in the memory of its own."""
-        ours, theirs = tensors_by_path(self.inputs), tensors_by_path(inputs)
-        paths = [path for path, x in ours.items() if not x.requires_grad]
-        self.renewed = [ours[path] for path in paths], [theirs[path] for path in paths]
-
     def _pass(self) -> Any:
-        if self.renewed[0]:
-            torch._foreach_copy_(*self.renewed)
         if not isinstance(self.inputs, Calls):
             return self.unit(self.inputs)
         results = []

@@ -15,6 +15,7 @@ from autocompile.trial.measure.timing import Timer, block, timer_of
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, timed
+from autocompile.trial.values import copy_inputs
 from autocompile.trial.verify.outputs import View, copy_view
 from autocompile.trial.verify.precision import change_of
 
@@ -80,7 +81,9 @@ def _side(target: Target, phase: str, inputs: Any, config: CompileConfig) -> Sid
     """A side of a setting that wraps the whole step, as autocast does."""
     shares = not PHASES[phase].trains
     model = target.fresh_model(phase, shares_parameters=shares)
-    return make_side(target, phase, inputs, config, model, is_whole=True)
+    # A copy, since a model may change its inputs in place.
+    given = copy_inputs(inputs)
+    return make_side(target, phase, given, config, model, is_whole=True)
 
 
 def _first_view(side: Side, seed: int) -> View:

@@ -52,10 +52,6 @@ from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.precision import demand_close
 from autocompile.trial.verify.reference import Reference, Subject
 
-_RENEWS = (
-    "each call changes its inputs in place, so that the next would compute something else: each "
-    "timed call gets them anew, and the copy is part of its time"
-)
 _ENTRIES = 64  # of code compiled for one function: each side of a race adds some
 
 
@@ -141,9 +137,6 @@ class Session:
             precision=config.eager_reference,
             is_whole=config.scope == "step",
         )
-        self.spends_inputs = self.reference.spends_inputs()
-        if self.spends_inputs:
-            self.notes.append(_RENEWS)
         self.baseline = self.reference.eager
         self.eager_peak_bytes: int | None = None  # once something has asked
         if config.eager_reference != EAGER:
@@ -289,8 +282,6 @@ class Session:
         """
         phase = phase_of(self.request.phase)
         side.inputs = copy_inputs(self.workload)
-        if self.spends_inputs:
-            side.renew_from(self.workload)
         if phase.is_own:
             side.run()  # its step was made anew, so that CUDA graphs are to be recorded
         if phase.is_own or phase.steps:

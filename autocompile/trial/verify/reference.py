@@ -93,7 +93,7 @@ class Reference:
         noise: the relative difference between two equal eager runs, by path.
         is_random: its results depend on random numbers.
         check: the user's ``check``, if it compares the outputs.
-        changes_inputs: its first call changes its inputs in place.
+        changed_inputs: paths of the inputs that its first call changes in place.
         compares_updates: of a user's own step what it makes of the parameters is compared, since
             its gradients do not tell what its optimizer does.
     """
@@ -121,7 +121,7 @@ class Reference:
             self.compares_updates = True
             self.batches = compared.periods(self, notes)
         self.overwrites: set[str] = set()
-        self.changes_inputs = False
+        self.changed_inputs: list[str] = []
         self._first_calls = _FIRST_STEPS if self.phase.steps else _FIRST_CALLS
         self._has_nan = False
         # By call: states of torch's generators after it.
@@ -432,23 +432,6 @@ class Reference:
         """The parts of a view that are not compared, since the user's ``check`` judges them."""
         return ("outputs",) if self.check else ()
 
-    def spends_inputs(self) -> bool:
-        """Whether each call on the same inputs changes them again: the next computes something else.
-
-        As ``x /= 255`` does; what is written to a cache at the same place is the same.
-        """
-        if not self.changes_inputs:
-            return False
-        eager = self.kept()
-        self.call(eager, 0)
-        once = copy_inputs(eager.inputs)
-        eager.restore()
-        seed_everything(self.seed)
-        eager.run()
-        spends = not _are_equal(eager.inputs, once)
-        self.kept()
-        return spends
-
     @property
     def most_noise(self) -> float:
         """The largest relative difference between two equal eager runs."""
@@ -498,7 +481,7 @@ class Reference:
             self._left[index] = side.left
             if not index:
                 self.layout: Layout = layout_of(view)
-                self.changes_inputs = not _are_equal(side.inputs, self.batches[0])
+                self.changed_inputs = _changed(self.batches[0], side.inputs)
             # Of later steps nothing is compared: they are made again from the kept state.
             is_later = self.phase.steps and index
             views.append(copy_view(without(view, *CHANGES) if is_later else view))
@@ -553,6 +536,11 @@ class Reference:
             yield f"eager differs from itself by {self.most_noise:.1g}; tolerances allow for it"
         if self._has_nan:
             yield "eager's output holds NaN; compiled may hold it in the same places"
+        if self.changed_inputs:
+            yield (
+                f"a call changes its inputs in place ({self.changed_inputs[0]}), and timed calls "
+                "get what those before them have made of them"
+            )
         if self.is_random:
             yield (
                 "this phase draws random numbers: what draws others than eager is compared by how "
@@ -590,14 +578,16 @@ class Subject:
             self.notes.append(words)
 
 
-def _are_equal(first: Any, second: Any) -> bool:
-    """Whether the tensors of two inputs of one form hold the same numbers, NaN included."""
-    ours, theirs = tensors_by_path(first), tensors_by_path(second)
-    return all(
-        torch.allclose(x, theirs[path], rtol=0, atol=0, equal_nan=True)
-        for path, x in ours.items()
-        if path in theirs and x.layout is torch.strided
-    )
+def _changed(before: Any, after: Any) -> list[str]:
+    """Paths of plain tensors whose numbers are others, or lie in another form."""
+    old, changed = tensors_by_path(before), []
+    for path, x in tensors_by_path(after).items():
+        if path in old and x.layout is torch.strided and not x.is_quantized:
+            same = x.shape == old[path].shape and x.dtype == old[path].dtype
+            # A NaN is no change.
+            if not same or bool(((x != old[path]) & (x == x)).any()):
+                changed.append(path)
+    return changed
 
 
 def nothing_moves(tries: int) -> Movement:
