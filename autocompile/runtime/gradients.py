@@ -23,13 +23,13 @@ class KeptGradients:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        # Frozen ones too: they may be unfrozen, and their gradients then add up.
-        self._count = 0
-        # How many of its parameters each optimizer steps, and which have stepped since its last
-        # call: gradients of the others may go on adding up.
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By id; frozen ones too: they may be unfrozen, and their gradients then add up.
+        self._parameters: frozenset[int] = frozenset()
+        # Which of them each optimizer steps, and which optimizers have stepped since the last call:
+        # gradients of the others may go on adding up.
+        self._optimizers: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, frozenset[int]
+        ] = weakref.WeakKeyDictionary()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # Whether it was tried after a step: a program that keeps gradients (``set_to_none=False``)
         # keeps the copies, and for one that drops them no more are made.
@@ -40,18 +40,17 @@ class KeptGradients:
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step, which may be of another model."""
         if optimizer not in self._optimizers:
-            mine = {id(p) for p in self._model.parameters()}
+            self._parameters = frozenset(map(id, self._model.parameters()))
             steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            self._count = len(mine)
-            self._optimizers[optimizer] = len(mine & steps)
+            self._optimizers[optimizer] = self._parameters & steps
         if self._optimizers[optimizer]:
             self._stepped.add(optimizer)
 
     def _all_have_stepped(self) -> bool:
         """Whether all parameters were stepped since the last call."""
-        stepped = sum(self._optimizers[optimizer] for optimizer in self._stepped)
+        stepped = [self._optimizers[optimizer] for optimizer in self._stepped]
         self._stepped.clear()
-        return 0 < self._count <= stepped
+        return bool(stepped) and self._parameters <= frozenset().union(*stepped)
 
     def before_call(self) -> None:
         """Copy gradients that the next call may overwrite; call it before each."""

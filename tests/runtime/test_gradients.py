@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from autocompile.runtime import applying, gradients
 from autocompile.runtime.applying import apply_config
+from autocompile.runtime.gradients import KeptGradients
 from autocompile.settings.config import CompileConfig
 
 LOOPS = ("none_before", "none_after", "kept", "accumulated", "accumulated_and_kept")
@@ -194,6 +195,19 @@ def test_optimizers_of_one_model_may_step_at_different_times() -> None:
                 body.zero_grad()
         results.append([p.detach() for p in model.parameters()])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_two_optimizers_of_one_part_do_not_step_the_other() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    both = [torch.optim.SGD(model[0].parameters(), lr=0.1) for _ in range(2)]
+    kept = KeptGradients(model)
+    for optimizer in both:
+        kept.note_step(optimizer)
+    assert not kept._all_have_stepped()
+    both.append(torch.optim.SGD(model[1].parameters(), lr=0.1))
+    for optimizer in both[1:]:
+        kept.note_step(optimizer)
+    assert kept._all_have_stepped()
 
 
 @pytest.mark.usefixtures("_graphs")
