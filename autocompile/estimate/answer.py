@@ -29,9 +29,8 @@ State = Literal["over", "running", "stopped"]
 # They say nothing about a setting: it has not ended.
 _NOT_ENDED = (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)
 _FEWEST = 0.005  # the smallest gain that a sentence names, as a fraction
-# A possible gain from which its figure says only that the interval is wide: twice as fast as the
-# best would have shown.
-_ROUGH = 1.0
+# Times the lower end of an interval, from which its upper end says only that it is wide.
+_ROUGH = 4.0
 _NAMED = 3  # families that a sentence names
 
 
@@ -441,12 +440,10 @@ def _doubts(case: _Case, decision: Decision, verdict: Verdict) -> Iterator[_Doub
 def _may_be_faster(setting: Candidate, above: float) -> str:
     """What is open of a setting that was tried, whose possible gain is a fraction."""
     name = setting.record.config.label()
-    if above <= _ROUGH:
+    known = setting.speedup
+    if known.high <= _ROUGH * known.low:
         return f"{name} may be up to {100 * above:.0f} % faster"
-    return (
-        f"how fast {name} is cannot be told: its times scatter around "
-        f"{setting.speedup.value:.2f}x"
-    )
+    return f"how fast {name} is cannot be told: its times scatter around {known.value:.2f}x"
 
 
 _REFUSED = (

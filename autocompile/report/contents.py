@@ -313,9 +313,14 @@ def _as_calls_grow(phase: PhaseResult) -> Text:
 def _in_other_numbers(other: OtherNumbers) -> Line:
     """What an option that changes numbers would bring."""
     gain = f"eager mode alone is {other.speedup:.1f}× as fast with "
-    change = f", and its results are {100 * other.change:.1g} % off: "
+    change = f", and its results are {_percent(other.change)} off: "
     unasked = "nothing changes numbers unasked"
     return Line("Numbers", ((gain, _code(other.option), change, unasked),))
+
+
+def _percent(share: float) -> str:
+    """``0.02 %`` or ``120 %``: small ones with one figure."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1g} %"
 
 
 def _ties(phase: PhaseResult, best: Best) -> Iterator[Line]:

@@ -698,7 +698,7 @@ class PortfolioSampler(ListedSampler):
         likely = np.expm1(above)
         most = np.expm1(above + _ONE_IN_TEN * expected.deviation)
         may_win = is_left & self._is_own & ~self._has_twin & ~self._is_eager
-        may_win &= gain >= _WORTH
+        may_win &= (gain >= _WORTH) & (most > 0)
         return [
             Rest(self.settings[i], float(likely[i]), float(most[i]))
             for i in np.argsort(-gain)

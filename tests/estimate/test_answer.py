@@ -362,6 +362,12 @@ def test_times_that_scatter_make_no_figure() -> None:
     assert "%" not in found.why
 
 
+def test_what_is_surely_much_faster_and_was_not_raced_has_its_figure() -> None:
+    run = raced(1.3, 1.3, 1.3)
+    run.search(MAX, 3.9, noise=0.01)
+    assert "% faster" in of(run).why
+
+
 def test_a_command_is_given_only_while_sets_are_left() -> None:
     """After six sets each, going on would do nothing."""
     run = Run()
