@@ -276,6 +276,12 @@ def of_checkpoints(phases: Iterable[Lines]) -> str:
     return CHECKPOINTS if is_laid_out and is_fused else ""
 
 
+_DIVIDE_BY_RATE = ("Adam", "AdamW")
+_ABOVE_ZERO = """\
+# torch's compiled Adam divides by the learning rate: begin a warm-up above 0 (or use apply()).
+"""
+
+
 def _of_function(
     phase: str, config: CompileConfig, facts: Facts, called: str
 ) -> Iterator[Statement]:
@@ -288,7 +294,9 @@ def _of_function(
         compiled, name, changes = "optimizer.step", OPTIMIZER_STEP, OPTIMIZER_STEP
     if not config.is_eager:
         call = _compile_call(config, facts, compiled)
-        yield Statement(f"{name} = {call}", (changes,), call)
+        divides = (facts.optimizer or {}).get("class") in _DIVIDE_BY_RATE
+        warning = _ABOVE_ZERO if compiled != MODEL and divides else ""
+        yield Statement(f"{warning}{name} = {call}", (changes,), call)
         compiled = name
     if config.autocast != "none":
         kind = quoted(facts.device.split(":")[0])

@@ -28,6 +28,8 @@ from autocompile.runtime.optimizers import (
     fit_fused,
     fit_to_parameters,
     follow_state_dicts,
+    rate_is_zero,
+    rates_above_zero,
     set_implementation,
 )
 from autocompile.settings import phases
@@ -185,6 +187,18 @@ def backward_within(result: Any, values: Mapping[str, Any]) -> None:
             x.register_hook(begin)  # type: ignore[no-untyped-call]
 
 
+@functools.cache
+def _let_threads_look_up() -> None:
+    """Let threads look compiled code up at once, for all code of the process.
+
+    torch (2.13) moves what it finds to the front of a list that other threads walk, who then miss
+    theirs and compile it again, up to the limit of programs (studies/soak).
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    if moves := getattr(frames, "_set_lru_cache", None):
+        moves(False)
+
+
 class Compiled:
     """A function that compiles at its first call and counts the graphs that Dynamo captures.
 
@@ -205,8 +219,11 @@ class Compiled:
         or_eager: bool = False,
         device: torch.device | None = None,
         written: Callable[[], object] | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
         self.function, self.config = function, config
+        self._optimizers = optimizers  # that it steps
+        self._thread = threading.get_ident()  # of the first call
         self._written = written
         self.failed = ""  # why it runs uncompiled
         self.calls = 0
@@ -242,6 +259,10 @@ class Compiled:
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
         if self._gradients:
             self._gradients.before_call()
+        if not self.calls:
+            self._thread = threading.get_ident()
+        elif self._thread != threading.get_ident():
+            _let_threads_look_up()
         # One thread compiles, the others wait.
         with contextlib.nullcontext() if self.calls else self._lock:
             is_first, before = not self.calls, _captured()
@@ -254,11 +275,11 @@ class Compiled:
             return result
 
     def _tried(self, *args: Any, **kwargs: Any) -> Any:
-        if self.failed:
+        if self.failed or rate_is_zero(self._optimizers):
             return self.function(*args, **kwargs)
         before = self._written() if self._written else None
         try:
-            with self._precision(args, kwargs):
+            with self._precision(args, kwargs), rates_above_zero(self._optimizers):
                 return (self._compiled or self._first)(*args, **kwargs)
         except Exception as error:
             is_half_done = self._written is not None and self._written() != before
@@ -331,7 +352,7 @@ def apply_config(
         device = device or device_of(*optimizers)
         applied: Any = model
         if not _is_untouched(config):
-            applied = Compiled(model, config, device=device)
+            applied = Compiled(model, config, device=device, optimizers=optimizers)
         return applied  # type: ignore[no-any-return]
     if phase == phases.OPTIMIZER_STEP:
         return model
@@ -342,8 +363,8 @@ def apply_config(
         elif is_whole:
             phase = phases.FORWARD
     # Of a model whose parts are called by themselves, each.
-    called_parts = getattr(model, "called_parts", lambda: [model])
-    for part in called_parts():
+    parts_of = getattr(model, "autocompile_parts", lambda: [model])
+    for part in parts_of():
         apply_to_phase(part, phase, config)
     return model
 
@@ -407,6 +428,7 @@ def apply_to_optimizer(
             config,
             or_eager=or_eager,
             written=functools.partial(_versions, optimizer),
+            optimizers=[optimizer],
         )
     return replaced.compiled
 

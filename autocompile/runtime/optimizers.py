@@ -15,10 +15,11 @@ A state dict, a copy and a pickle of an optimizer are those of an untuned one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +34,8 @@ _SET = (
 )
 _BEFORE = "_autocompile_before"
 _FOLLOWS = "_autocompile_follows"
+# Of a rate of 0 in a step that divides by it: no weight of any dtype moves by so much.
+_LEAST_RATE = 1e-30
 _FLAGS = ("foreach", "fused", "capturable")
 _SLICE = (
     "a parameter is a slice of another tensor: a fused step would also change the values that lie "
@@ -380,3 +383,34 @@ def _why_not_fused(optimizer: torch.optim.Optimizer) -> str:
             if not _is_dense(p):
                 return _SLICE
     return ""
+
+
+def rate_is_zero(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Whether one has a learning rate of 0, as a warm-up begins with.
+
+    torch's compiled Adam divides by it (2.13), and parameters without a gradient so far become NaN.
+    Of a rate that is a tensor on an accelerator nobody asks, who would have to wait for it.
+    """
+    rates = [group.get("lr") for each in optimizers for group in each.param_groups]
+    return any(
+        not rate
+        for rate in rates
+        if isinstance(rate, (int, float)) or (rate is not None and rate.is_cpu)
+    )
+
+
+@contextlib.contextmanager
+def rates_above_zero(
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> Iterator[None]:
+    """Context in which rates on an accelerator are at least so large that nothing divides by 0."""
+    rates = [group.get("lr") for each in optimizers for group in each.param_groups]
+    others = [x for x in rates if isinstance(x, torch.Tensor) and not x.is_cpu]
+    kept = [x.clone() for x in others]
+    for rate in others:
+        rate.clamp_(min=_LEAST_RATE)
+    try:
+        yield
+    finally:
+        for rate, value in zip(others, kept, strict=True):
+            rate.copy_(value)

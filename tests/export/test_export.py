@@ -628,6 +628,16 @@ def test_use_line_is_a_torch_compile_call(plain: Report) -> None:
         assert use_line(plain) == line
 
 
+def test_a_compiled_adam_step_comes_with_what_it_cannot_bear(plain: Report) -> None:
+    phase = plain["phases"]["forward"]
+    phase["answer"]["best"]["config"]["scope"] = "model"
+    plain["phases"] = {"optimizer_step": phase}
+    for name, is_said in (("AdamW", True), ("SGD", False)):
+        plain["target"]["optimizer"] = {"class": name, "arguments": {"lr": 0.1}}
+        plain["target"]["choices"]["optimizer"] = "get_optimizer() of the target"
+        assert ("begin a warm-up above 0" in export(plain, "python")) is is_said
+
+
 @pytest.mark.parametrize("to", ["rllib", "python"])
 def test_use_line_says_when_there_is_nothing_to_compile(
     to: str, report_for: Callable[[str], Report]

@@ -315,3 +315,36 @@ def test_an_optimizer_that_is_dropped_gives_back_its_moments_at_once() -> None:
         assert moments() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("setting", ["compiled", "tensor_lr", "whole step"])
+def test_a_warm_up_from_zero_trains_as_in_eager_mode(setting: str) -> None:
+    """torch's compiled Adam divides by the rate: rows without a gradient so far became NaN."""
+    results = []
+    for is_tuned in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def step(
+            x: torch.Tensor, model: Any = model, optimizer: Any = optimizer
+        ) -> Any:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        if is_tuned and setting == "whole step":
+            whole = CompileConfig("aot_eager", scope="step")
+            step = apply_config(step, "train_step", whole, [optimizer])
+        elif is_tuned:
+            how = "default" if setting == "compiled" else setting
+            config = CompileConfig("aot_eager", optimizer=how)
+            apply_to_optimizer(optimizer, config)
+        warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / 4)
+        for number in range(6):
+            step(torch.arange(number % 3, number % 3 + 2))
+            warm_up.step()
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
