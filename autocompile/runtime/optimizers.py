@@ -34,6 +34,7 @@ _SET = (
 )
 _BEFORE = "_autocompile_before"
 _FOLLOWS = "_autocompile_follows"
+_DIVIDE_BY_RATE = (torch.optim.Adam, torch.optim.AdamW)
 # Of a rate of 0 in a step that divides by it: no weight of any dtype moves by so much.
 _LEAST_RATE = 1e-30
 _FLAGS = ("foreach", "fused", "capturable")
@@ -404,7 +405,8 @@ def rates_above_zero(
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> Iterator[None]:
     """Context in which rates on an accelerator are at least so large that nothing divides by 0."""
-    rates = [group.get("lr") for each in optimizers for group in each.param_groups]
+    divide = [each for each in optimizers if isinstance(each, _DIVIDE_BY_RATE)]
+    rates = [group.get("lr") for each in divide for group in each.param_groups]
     others = [x for x in rates if isinstance(x, torch.Tensor) and not x.is_cpu]
     kept = [x.clone() for x in others]
     for rate in others:
