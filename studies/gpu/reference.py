@@ -373,6 +373,7 @@ class Timed:
 
     Args:
         jobs: processes at once; the GPU's memory bounds them too.
+        gpu_gb: of the GPU's memory that they may hold together.
         until: by ``time.time()``: what has not ended is dropped.
         starts: ``fork`` or ``spawn``.
         tell: is called with each record.
@@ -384,7 +385,9 @@ class Timed:
         until: float,
         starts: str,
         tell: Callable[[Work, dict[str, Any]], list[Work]],
+        gpu_gb: float = 70.0,
     ) -> None:
+        self.gpu_gb = gpu_gb
         self.jobs, self.until, self.starts, self.tell = jobs, until, starts, tell
         self.running: list[Work] = []
 
@@ -412,7 +415,7 @@ class Timed:
     def _fits(self, work: Work) -> bool:
         held = sum(w.model.gpu_gb for w in self.running)
         compiling = sum(1 for w in self.running if not w.is_ready)
-        return compiling < self.jobs and held + work.model.gpu_gb <= 70
+        return compiling < self.jobs and held + work.model.gpu_gb <= self.gpu_gb
 
     def _start(self, waiting: list[Work]) -> None:
         while waiting and self._fits(waiting[0]):
@@ -659,6 +662,9 @@ def main() -> None:
     parser.add_argument(
         "--again", type=int, default=AGAIN, help="second processes, of the fastest"
     )
+    parser.add_argument(
+        "--gpu-gb", type=float, default=70.0, help="of memory for all at once"
+    )
     parser.add_argument("--to", type=Path, default=None, help="folder")
     options = parser.parse_args()
     if options.one:
@@ -744,7 +750,9 @@ def main() -> None:
         return again
 
     try:
-        Timed(options.jobs, began + options.until, starts, tell).run(works)
+        Timed(options.jobs, began + options.until, starts, tell, options.gpu_gb).run(
+            works
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print(f"{time.time() - began:.0f} s in all", flush=True)
