@@ -314,7 +314,10 @@ def _at_work(request: Request, parts: Parts, folder: RunFolder) -> Iterator[_Ben
         # After the wait: what is free now counts, and the other command had some of it.
         library, *_ = library_model(request.target) or ("",)
         executor = parts.executor or LocalExecutor(
-            isolation=request.isolation, jobs=request.jobs, share=library
+            isolation=request.isolation,
+            # The ranks of one trial take all devices.
+            jobs=1 if request.ranks > 1 else request.jobs,
+            share=library,
         )
         stack.enter_context(contextlib.closing(executor))
         # Stations know their own memory, and have been sent the limit.

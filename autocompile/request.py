@@ -49,6 +49,7 @@ from autocompile.settings.option import (
     typed,
     words,
 )
+from autocompile.settings.phases import OF_RANKS, TRAIN_STEP
 from autocompile.settings.searchspace import SearchSpace
 from autocompile.store.reading import known as fields_of
 from autocompile.store.reading import of_fields, plain
@@ -62,6 +63,7 @@ COMPARED: Mapping[str, int] = {"quick": 2, "normal": 4}
 """Compiled settings of a phase that an effort tries at the least, longer than its seconds too."""
 Objective = Literal["throughput", "latency"]
 Isolation = Literal["auto", "fork", "spawn"]
+Strategy = Literal["ddp", "own"]
 SAMPLERS = ("portfolio", "tpe", "random")
 _SAMPLER = dataclasses.replace(
     choice("NAME", *SAMPLERS),
@@ -239,6 +241,22 @@ class Request:
         "--isolation",
         Kept.RESUME | Kept.STATION,
     )
+    ranks: int = option(
+        1,
+        COUNT,
+        "tune a training step on this many processes that average gradients, one a GPU",
+        CALLED,
+        "--ranks",
+        Kept.RUN | Kept.VERIFY,
+    )
+    strategy: Strategy = option(
+        "ddp",
+        choice("NAME", *get_args(Strategy)),
+        "how ranks average gradients: ddp (if left out), or own, where get_model() wraps the model",
+        CALLED,
+        "--strategy",
+        Kept.RUN | Kept.VERIFY,
+    )
     ray: str | None = option(
         None,
         NAME,
@@ -279,6 +297,12 @@ class Request:
         demand_accepted(self)
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError(f"a phase is named twice: {', '.join(self.phases)}")
+        other = [p for p in self.phases or () if p not in OF_RANKS]
+        if self.ranks > 1 and other:
+            raise UsageError(
+                f"ranks average gradients, and {other[0]} has none",
+                hint=f"--phase {TRAIN_STEP}, or without --ranks",
+            )
 
     # Making one -------------------------------------------------------------------------
 

@@ -150,6 +150,9 @@ class Child:
     result: dict[str, Any] | None = None
     measured: dict[str, Any] | None = None  # counts if no result comes
     code: int | None = None  # the worker's exit code, as in subprocess
+    rank: int | None = (
+        None  # of several, the one that ended first, before its work was done
+    )
     garbage: str | None = None  # invalid data that came through the result channel
     killed_for: KilledFor | None = None
     # deadline for its stack dump; None while none was requested

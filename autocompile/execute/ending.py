@@ -113,6 +113,7 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
         return Outcome.OUT_OF_MEMORY, said_in, what + (f" ({words})" if words else "")
     if child.garbage is not None:
         return Outcome.CRASHED, step, f"wrote to the result channel: {child.garbage}"
+    whose = "" if child.rank is None else f"rank {child.rank}: "
     if code is None:
         return Outcome.INFRASTRUCTURE, step, "its processes were killed from outside"
     if code < 0:
@@ -121,8 +122,8 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
             if -code in set(signal.Signals)
             else f"signal {-code}"
         )
-        return Outcome.CRASHED, step, f"{name} in {step.value}"
-    what = f"exited with code {code} in {step.value} without a result"
+        return Outcome.CRASHED, step, f"{whose}{name} in {step.value}"
+    what = f"{whose}exited with code {code} in {step.value} without a result"
     lines = child.last_output.decode("utf-8", "replace").strip().splitlines()
     return Outcome.CRASHED, step, f"{what}: {lines[-1][:200]}" if lines else what
 

@@ -107,6 +107,7 @@ class Heard:
 
     # From the supervisor:
 
-    def worker_ended(self, code: int) -> None:
-        """The worker and all below it are gone."""
+    def worker_ended(self, code: int, rank: int | None = None) -> None:
+        """The worker and all below it are gone; of several ranks, which one ended first."""
         self._child.code = int(code)
+        self._child.rank = None if rank is None else int(rank)

@@ -11,6 +11,12 @@ from enum import Enum
 from typing import Any
 
 _LONGEST_LINE = 8 * 2**20
+FAILED_RANK = "failed_rank.json"
+"""File in a trial's folder: the result of the first rank that failed, which is the trial's."""
+RANKS_ARE_OVER = "ranks_are_over"
+"""File in a trial's folder: all ranks have done their work, and the result has been sent."""
+MEETING = "meeting"
+"""File in a trial's folder by which its ranks find each other."""
 
 
 class EventName(str, Enum):
@@ -32,7 +38,8 @@ class EventName(str, Enum):
     # The task is over (step, and what autocompile.protocol.requests says).
     RESULT = "result"
     # From the supervisor:
-    WORKER_ENDED = "worker_ended"  # the worker and all below it are gone (code)
+    # The worker and all below it are gone (code, and of several ranks which one ended first).
+    WORKER_ENDED = "worker_ended"
 
 
 class ChannelError(Exception):

@@ -33,18 +33,21 @@ class Header:
     tolerance: float | None = None
     # what the model is called with; None: the target says it
     calls: RecordedCalls | None = None
+    ranks: int = 1  # processes of a training step that average gradients
+    strategy: str = "ddp"  # how they do it
 
     @property
     def made_of(self) -> str:
-        """All that a target on the CPU depends on; empty without a target."""
+        """All that a target on the CPU depends on; empty without one, or where ranks build it."""
         parts = [self.target, self.seed, plain(self.calls)]
-        return json.dumps(parts) if self.target else ""
+        by_ranks = self.ranks > 1 and self.strategy == "own"
+        return json.dumps(parts) if self.target and not by_ranks else ""
 
     @classmethod
     def of(cls, request: Asked) -> Header:
         """What of a user's request every trial is told."""
         about = request.target, request.device, request.seed, request.tolerance
-        return cls(*about, request.recorded)
+        return cls(*about, request.recorded, request.ranks, request.strategy)
 
 
 @dataclass(frozen=True)

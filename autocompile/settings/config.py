@@ -64,6 +64,8 @@ class CompileConfig:
     freezing: bool = False
     memory_format: str = "default"  # of the weights of convolutions
     optimizer: str = "default"  # how it steps; "default" is as the target made it
+    # how DistributedDataParallel is made around the model
+    ddp: str = "default"
     # of torch's operators on a CPU; None for as many as torch takes
     threads: int | None = None
     # of float32 products, as in torch.set_float32_matmul_precision

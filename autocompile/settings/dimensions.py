@@ -35,6 +35,13 @@ GUARD_FILTERS = {
 """What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 
 
+DDP = ("default", "one_bucket", "unsplit", "bucket_views", "static_graph")
+"""How DistributedDataParallel is made, what is most likely to gain first.
+
+``one_bucket`` averages all gradients at the end, so that graphs stay whole; ``unsplit`` has Dynamo
+not split them at the buckets; the others are arguments. In which order a model is compiled and
+wrapped makes no difference: Dynamo splits graphs in either (torch 2.13).
+"""
 _LIMIT = 8  # of programs for one function: torch._dynamo.config.recompile_limit
 
 
@@ -53,6 +60,7 @@ class Place:
     # a call changes the model's own buffers, as of a static cache
     writes_buffers: bool = False
     kinds: int = 1  # how many of the calls differ in shapes or plain arguments
+    strategy: str = ""  # how several ranks average gradients; empty for one process
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,8 @@ def no_convolutions(place: Place) -> str:
 
 
 def _scopes(place: Place) -> tuple[str, ...]:
-    return ("model", "regional", *(("step",) if phase_of(place.phase).whole else ()))
+    has_whole = phase_of(place.phase).whole and not place.strategy
+    return ("model", "regional", *(("step",) if has_whole else ()))
 
 
 def _no_blocks(place: Place) -> str:
@@ -141,6 +150,8 @@ def _no_scope(place: Place) -> str:
 
 
 def _takes_scope(config: CompileConfig, place: Place) -> str:
+    if config.scope == "step" and place.strategy:
+        return "what averages gradients is outside of what is compiled"
     if config.scope == "step":
         is_there = phase_of(place.phase).whole
         return "" if is_there else f"{place.phase} has no step around the model"
@@ -192,6 +203,19 @@ def _no_freezing(place: Place) -> str:
     if phase_of(place.phase).trains:
         return "weights that are trained cannot be frozen"
     return "the model writes to its own buffers" if place.writes_buffers else ""
+
+
+def _ddp(place: Place) -> tuple[str, ...]:
+    return DDP if place.strategy == "ddp" else DDP[:1]
+
+
+def _takes_ddp(config: CompileConfig, place: Place) -> str:
+    if place.strategy != "ddp":
+        return "nothing wraps the model in DistributedDataParallel"
+    is_about_graphs = config.ddp == "unsplit"
+    if is_about_graphs and (config.is_eager or config.scope == "regional"):
+        return "only graphs of a whole model are split at its buckets"
+    return ""
 
 
 def _some_limits(place: Place) -> tuple[int | None, ...]:
@@ -269,6 +293,10 @@ DIMENSIONS = (
         missing=lambda p: "" if phase_of(p.phase).steps else "nothing steps in this phase",
         why_not=_takes_optimizer, effect="per kind", applied="optimizer", is_written=True,
         label=lambda value: f"{value} optimizer",
+    ),
+    Dimension(
+        "ddp", "default", "comma list, e.g. default,one_bucket,unsplit; of --ranks", DDP,
+        _ddp, why_not=_takes_ddp, effect="per kind", label=lambda value: f"DDP {value}",
     ),
     Dimension(
         "threads", None, "comma list, e.g. 1,2; all if left out",

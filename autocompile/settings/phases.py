@@ -73,6 +73,8 @@ PHASES: Mapping[str, Phase] = {
     INFERENCE_STEP: _own(prior=FORWARD),
 }
 
+OF_RANKS = (TRAIN_STEP, STEP)
+"""The phases that several ranks can make together."""
 FORWARD_PHASES = tuple(name for name, phase in PHASES.items() if phase.is_forward)
 
 

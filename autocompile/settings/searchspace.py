@@ -93,6 +93,7 @@ class SearchSpace:
     freezing: Asked = values_of("freezing")
     memory_format: Asked = values_of("memory_format")
     optimizer: Asked = values_of("optimizer")
+    ddp: Asked = values_of("ddp")
     threads: Asked = values_of("threads")
     precision: Asked = values_of("precision")
     autocast: Asked = values_of("autocast")

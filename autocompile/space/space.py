@@ -100,7 +100,9 @@ def spaces_of(request: Request, probes: Mapping[str, ProbeResult]) -> dict[str, 
         for name, here in probes.items():
             sizes = sizes_of(phase, request, here.target)
             parts.append(
-                build_space(request.space, here, _place(phase, here), sizes, name)
+                build_space(
+                    request.space, here, _place(phase, here, request), sizes, name
+                )
             )
         spaces[phase] = Space(
             tuple(s for one in parts for s in one.settings),
@@ -156,7 +158,7 @@ def demand_offered(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
             )
 
 
-def _place(phase: str, probe: ProbeResult) -> Place:
+def _place(phase: str, probe: ProbeResult, request: Request) -> Place:
     target = probe.target
     return Place(
         phase,
@@ -167,6 +169,7 @@ def _place(phase: str, probe: ProbeResult) -> Place:
         tuple(target.get("optimizers", ())),
         target.get("writes_buffers", {}).get(phase, False),
         workload_of(phase, target).get("kinds", 1),
+        request.strategy if request.ranks > 1 else "",
     )
 
 

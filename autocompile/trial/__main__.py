@@ -9,8 +9,9 @@ if sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # a types.py where the user stands must not pass for Python's own
 
 import argparse
+from pathlib import Path
 
-from autocompile.trial.supervisor import guard
+from autocompile.trial.supervisor import guard, ranks_asked
 
 
 def main() -> None:
@@ -22,15 +23,20 @@ def main() -> None:
     parser.add_argument("--nonce", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
 
-    def work() -> None:
+    def work(rank: int = 0) -> None:
         from autocompile.trial.worker import run
 
-        run(args.folder, args.channel, args.nonce, args.control, bool(args.fork_server))
+        has_server = bool(args.fork_server)
+        run(args.folder, args.channel, args.nonce, args.control, has_server, rank)
 
-    if args.channel is None:
+    folder = Path(args.folder)
+    if args.channel is None and ranks_asked(folder) == 1:
         work()
     else:
-        guard(work, args.channel, args.nonce, args.parent)
+        by_hand = args.channel is None  # several ranks, whose events go to stdout
+        args.channel = 1 if by_hand else args.channel
+        parent = os.getppid() if by_hand else args.parent
+        guard(work, args.channel, args.nonce, parent, folder)
 
 
 if __name__ == "__main__":

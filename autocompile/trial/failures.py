@@ -10,6 +10,7 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
+from autocompile.runtime.ranks import ApartError
 from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.trial.measure.telemetry import breaks_of, recompile_reasons
 
@@ -59,6 +60,8 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
         return Outcome.OUT_OF_MEMORY
     if step is Step.IMPORT:
         return Outcome.IMPORT_ERROR
+    if isinstance(error, ApartError) and step is not Step.EAGER:
+        return Outcome.WRONG_OUTPUT
     if step in (Step.BUILD, Step.EAGER):
         return Outcome.RUNTIME_ERROR
     if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in causes):

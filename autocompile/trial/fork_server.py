@@ -260,11 +260,9 @@ class _ForkServer:
             os.dup2(output, 2)
             os.close(output)
             os.environ.update(request["environment"])
-            nonce = request["nonce"]
-            work = functools.partial(
-                self._run, request["folder"], results, nonce, control, True
-            )
-            guard(work, results, nonce, fork_server)
+            nonce, folder = request["nonce"], request["folder"]
+            work = functools.partial(self._run, folder, results, nonce, control, True)
+            guard(work, results, nonce, fork_server, Path(folder))
         finally:
             os._exit(70)
 

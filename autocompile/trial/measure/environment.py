@@ -38,6 +38,17 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
+def demand_devices(device: torch.device, ranks: int) -> None:
+    """Raise a UsageError where so many ranks find no device each."""
+    if device.type == "cuda" and (there := torch.cuda.device_count()) < ranks:
+        raise UsageError(
+            f"{ranks} ranks need {ranks} GPUs, and {there} can be seen here",
+            hint=f"--ranks {there}"
+            if there > 1
+            else "--device cpu, to try it with Gloo",
+        )
+
+
 def modes(device: torch.device) -> dict[str, str]:
     """Inductor's modes, each with the plainest mode of the same effect on this device.
 

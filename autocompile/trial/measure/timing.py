@@ -39,6 +39,7 @@ import torch
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
 from autocompile.runtime.kept_memory import keep_freed_memory
+from autocompile.runtime.ranks import Ranks, here
 from autocompile.store.record import Measurement
 from autocompile.trial.model.calls import Calls, shape_of
 from autocompile.trial.model.sides import Side
@@ -80,6 +81,10 @@ class Timer:
     def between_synchronizations(self) -> Timer:
         """The plain form of it, for the same device."""
         return Timer(self.synchronize)
+
+    def agreed(self, seconds: float) -> float:
+        """Of something that each rank has timed, what all decide by."""
+        return seconds
 
     def misses(self, side: Timed) -> bool:
         """Whether a call leaves work to the device that this timer does not see."""
@@ -146,9 +151,35 @@ class StreamTimer(Timer):
         return min(2, calls)
 
 
+class RanksTimer(Timer):
+    """Times calls that all ranks make together: the slowest rank's seconds, the same for all."""
+
+    def __init__(self, timer: Timer, ranks: Ranks) -> None:
+        super().__init__(timer.synchronize)
+        self._timer, self._ranks = timer, ranks
+
+    def seconds(self, call: Callable[[], Any], calls: int) -> float:
+        self.synchronize()
+        self._ranks.wait()
+        return self.agreed(self._timer.seconds(call, calls))
+
+    def agreed(self, seconds: float) -> float:
+        return self._ranks.agree(seconds, max)
+
+    def between_synchronizations(self) -> Timer:
+        return RanksTimer(self._timer.between_synchronizations(), self._ranks)
+
+    def calls(self, fitting: float) -> int:
+        return self._timer.calls(fitting)
+
+    def lead(self, calls: int) -> int:
+        return self._timer.lead(calls)
+
+
 def timer_of(device: torch.device) -> Timer:
     """For the calls of a target on this device."""
-    return StreamTimer(device) if device.type == "cuda" else Timer()
+    timer = StreamTimer(device) if device.type == "cuda" else Timer()
+    return RanksTimer(timer, here()) if here().are_several else timer
 
 
 Turn = Callable[[], contextlib.AbstractContextManager[None]]
@@ -437,7 +468,7 @@ def side_by_side(
             gc.collect()  # what a step leaves in cycles, such as its activations
             for times, side, calls, lead in rounds.one():
                 times.append(block(side, calls, rounds.timer, lead))
-            spent_s += time.monotonic() - began
+            spent_s += rounds.timer.agreed(time.monotonic() - began)
 
 
 def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 from autocompile.runtime.applying import apply_config, prepare_model, process_of
+from autocompile.runtime.ranks import ApartError, here
+from autocompile.runtime.strategies import compiled_ddp, splitting_of
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.model.calls import Calls
@@ -126,7 +128,8 @@ class Side:
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """The phase's grad mode, and the threads and precision of the setting."""
-        with process_of(self.process), torch.set_grad_enabled(self.grad):
+        grad = torch.set_grad_enabled(self.grad)
+        with process_of(self.process), grad, splitting_of(self.config):
             yield
 
     def run(self) -> Any:
@@ -248,12 +251,20 @@ class Training(Side):
     gives_back = True
 
     def view(self, output: Any) -> View:
-        buffers = dict(self.model.named_buffers())
-        return {self.result: output, **self._changes(), "buffers": buffers}
+        ranks, buffers = here(), dict(self.model.named_buffers())
+        return {
+            self.result: ranks.each(output),
+            **self._changes(),
+            "buffers": ranks.each(buffers),
+        }
 
     def held(self) -> Any:
         states = [states_of(optimizer) for optimizer in self.optimizers]
         return self.parameters, state_of(self.model), states
+
+    def follow_ranks(self) -> None:
+        """Be a step of several ranks: what averages gradients knows the memory of parameters."""
+        self.gives_back = False
 
     def release(self) -> None:
         """Give back the memory of parameters and moments, and drop gradients that steps make.
@@ -285,8 +296,10 @@ class Training(Side):
             pairs = zip(self.parameters.items(), self.before, strict=True)
             updates = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
             if any(bool(x.any()) for x in updates.values()):  # else nothing has stepped
-                return {"updates": updates}
-        return {"gradients": _gradients(self.parameters)}
+                return {"updates": _same_on_all_ranks(updates, "update")}
+        return {
+            "gradients": _same_on_all_ranks(_gradients(self.parameters), "gradient")
+        }
 
     def train(self, optimizers: list[Any]) -> None:
         """Let these be the optimizers, and what they step the parameters.
@@ -489,6 +502,12 @@ def _prepare_training(
     if isinstance(side, OptimizerStep):
         side.make_gradients()
     optimizer = target.make_optimizer(model)
+    if target.strategy:
+        wrapped = _of_ranks(target, model.train(), phase, config, optimizer)
+        side.unit = _training_step(target, wrapped, optimizer)
+        side.follow_ranks()
+        side.train([optimizer])
+        return
     step: Unit = lambda _: optimizer.step()  # noqa: E731
     if phase == phases.TRAIN_STEP:
         step = _training_step(target, model.train(), optimizer)
@@ -497,6 +516,19 @@ def _prepare_training(
     )
     side.unit = applied if is_whole else step
     side.train([optimizer])
+
+
+def _of_ranks(
+    target: Target,
+    model: torch.nn.Module,
+    phase: str,
+    config: CompileConfig,
+    optimizer: Any,
+) -> torch.nn.Module:
+    """What a step of several ranks calls: the model, wrapped and compiled."""
+    if target.strategy == "own":
+        return apply_config(model, phase, config, [optimizer])
+    return compiled_ddp(model, phase, config, [optimizer])
 
 
 def _prepare_own(
@@ -513,14 +545,33 @@ def _prepare_own(
     else:
         model.eval()
     given = side.optimizers
-    own = Remade(lambda: make(model, optimizer))
+    called = model
+    if target.strategy and isinstance(side, OwnStep):
+        called = _of_ranks(target, model, phase, config, optimizer)
+        side.follow_ranks()
+    own = Remade(lambda: make(called, optimizer))
     unit = own.call
-    if is_whole:
+    if target.strategy:
+        pass  # it has been compiled in the order that its strategy wants
+    elif is_whole:
         prepare_model(model, config)
         unit = apply_config(own.call, phase, config, given, device=target.device)
     else:
         apply_config(model, phase, config, given)
     side.follow(own, unit)
+
+
+def _same_on_all_ranks(
+    tensors: dict[str, torch.Tensor], what: str
+) -> dict[str, torch.Tensor]:
+    """These, which replicas of one model have alike to the last bit.
+
+    Raises:
+        ApartError: they differ between ranks.
+    """
+    if problem := here().apart(tensors):
+        raise ApartError(what, problem)
+    return tensors
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:

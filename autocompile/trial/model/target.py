@@ -109,6 +109,7 @@ class Target:
     # builds ``model`` anew if it can
     rebuild: Callable[[], torch.nn.Module] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    strategy: str = ""  # how several ranks average gradients; empty for one process
 
     def model_of(self, phase: str) -> torch.nn.Module:
         if phases.phase_of(phase).role == "worker" and self.inference_model:

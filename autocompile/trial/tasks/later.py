@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from autocompile.errors import first_words
+from autocompile.runtime.ranks import here
 from autocompile.store.record import Checks, Step
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
@@ -104,7 +105,7 @@ def _check_new_weights(session: Session, entrant: Entrant) -> None:
 def _check_schedule(session: Session, entrant: Entrant) -> None:
     """Whether a schedule of learning rates compiles a step again, if that takes no long time."""
     record, side = entrant.record, entrant.side
-    compile_s = entrant.asked.compile_s or record.compile_s or 0.0
+    compile_s = here().agree(entrant.asked.compile_s or record.compile_s or 0.0, max)
     if compile_s < _LONGEST_COMPILE_S or side.config.guards != "all":
         schedule(session.reference, entrant.subject)
     elif side.optimizers:

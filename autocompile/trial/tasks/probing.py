@@ -20,12 +20,15 @@ from autocompile.protocol.requests import ProbeRequest, ProbeResult
 from autocompile.runtime import machine
 from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
+from autocompile.runtime.ranks import here
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import (
     FORWARD,
     INFERENCE_STEP,
+    OF_RANKS,
     OPTIMIZER_STEP,
     PHASES,
+    TRAIN_STEP,
 )
 from autocompile.store.record import Step
 from autocompile.store.recorded_calls import MOST
@@ -74,6 +77,8 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     else:
         device, held = environment.pick_device(request.header.device), []
     _look_at_machine(device, request, result)
+    if here().rank:  # rank 0 prepares what all start with
+        return
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
         result.toolchain_s = prepare(device.type, Path(request.toolchain))
@@ -108,6 +113,9 @@ def _look_at_target(
         with contextlib.suppress(torch.OutOfMemoryError):
             _demand_that_a_copy_does(target, request)
     seed = request.header.seed
+    if here().are_several:  # the looks below are at one process
+        result.target["operators"] = result.target["other_numbers"] = {}
+        return held
     with channel.exclusive():  # beside the toolchain's compile gains are chance
         numbers = {
             phase: other_numbers(target, phase, request.batch_size, seed)
@@ -128,6 +136,8 @@ def _phases_to_tune(
     if request.phases:
         return list(request.phases)
     phases = list(target.default_phases())
+    if here().are_several:
+        return [phase for phase in phases if phase in OF_RANKS] or [TRAIN_STEP]
     for number, phase in enumerate(phases):
         if not PHASES[phase].is_update:
             continue

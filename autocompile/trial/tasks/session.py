@@ -26,6 +26,7 @@ import torch
 from autocompile.protocol.requests import Side as Asked
 from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.kept_memory import keep_freed_memory
+from autocompile.runtime.ranks import here
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import AT_WORK, Checks, Measurement, Outcome, Record, Step
@@ -104,7 +105,8 @@ class Session:
         device = self.target.device
         self.timer = timer_of(device)
         if any(not side.config.is_eager for side in request.sides):
-            telemetry.use_compile_workers(request.compile_threads, device)
+            threads = here().share(request.compile_threads)
+            telemetry.use_compile_workers(threads, device)
         channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
         with self.exclusive_on_cpu():
@@ -122,7 +124,8 @@ class Session:
         is_first = not self.request.is_race
         self.workload = self.inputs()
         self.given_back: dict[str, float] = {}
-        if is_first and config.is_plain_eager and self.target.device.type == "cpu":
+        on_cpu = self.target.device.type == "cpu" and not here().are_several
+        if is_first and config.is_plain_eager and on_cpu:
             # Before anything is verified, which frees large blocks: glibc keeps more then.
             phase = self.request.phase
             self.given_back = given_back_by_eager(self.target, phase, self.inputs())
@@ -172,7 +175,8 @@ class Session:
         except (Exception, SystemExit) as error:
             record.step = self.channel.current
             note_failure(record, error, record.step, self.home)
-            if len(self.request.sides) == 1:
+            # The other ranks may be in a collective that this one has left.
+            if len(self.request.sides) == 1 or here().are_several:
                 raise
             traceback.print_exc()
         finally:
@@ -189,8 +193,9 @@ class Session:
         """Make a side and its first call, which compiles it."""
         self.channel.step(Step.COMPILE)
         if asked.cache is not None:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
-            os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
+            cache = here().cache(asked.cache)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+            os.environ["TRITON_CACHE_DIR"] = str(Path(cache) / "triton")
         notes = list[str]()  # a race repeats no words
         if not self.request.is_race:
             notes = record.notes

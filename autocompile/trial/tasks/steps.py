@@ -11,6 +11,7 @@ import torch
 
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, Request
+from autocompile.runtime import ranks
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.channel import Channel
@@ -31,7 +32,7 @@ def load(request: Request, channel: Channel) -> Target:
     """
     header = request.header
     channel.step(Step.IMPORT)
-    device = environment.pick_device(header.device)
+    device = ranks.here().device(environment.pick_device(header.device))
     if isinstance(request, ProbeRequest) and is_prepared(request, channel, device):
         channel.send(EventName.TOOLCHAIN)  # the fork server sees to it meanwhile
     if (target := built_for(header)) is None:
@@ -43,6 +44,7 @@ def load(request: Request, channel: Channel) -> Target:
     if target is None:
         target = build(header.target, module, header.calls)
     target.to(device)
+    target.strategy = header.strategy if ranks.here().are_several else ""
     return target
 
 
@@ -57,7 +59,8 @@ def inputs_of(
     """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
     if not phase_of(phase).has_batch_size:
         return None
-    seed_everything(seed + 1000 * (draw + 1))
+    # Ranks have data of their own: else a missing average of gradients would not be seen.
+    seed_everything(seed + 1000 * (draw + 1) + ranks.here().seed)
     inputs = target.inputs(phase, batch_size)
     if draw and isinstance(inputs, Calls):
         return other_values(inputs_of(target, phase, batch_size, seed), inputs)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError, first_words
+from autocompile.runtime.ranks import here
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import STEP, TRAIN_STEP, phase_of
 from autocompile.trial.model.calls import Calls, Sample, each_call
@@ -188,7 +189,7 @@ class Reference:
         )
         if self.compares_updates:
             side.before = copies([*side.parameters.values()])
-        seed_everything(self.seed + index)
+        seed_everything(self.seed + index + here().seed)
         before = random_states()
         output = side.run()
         side.left, side.drew = generator_states(), before != random_states()
