@@ -64,6 +64,9 @@ TYPED = {
     "horizon": "500",
     "calls_per_update": "3",
     "seed": "11",
+    "ranks": "2",
+    "strategy": "own",
+    "space.ddp": "one_bucket",
     "jobs": "2",
     "timeout_s": "90.5",
     "memory_limit_bytes": "3GB",
@@ -74,7 +77,7 @@ TYPED = {
     "space": "space.toml",
 }
 VALUES: dict[str, Any] = {
-    "phases": ("forward",),
+    "phases": ("train_step",),
     "effort": "quick",
     "budget_s": 600.0,
     "device": "cpu",
@@ -88,6 +91,8 @@ VALUES: dict[str, Any] = {
     "horizon": 500,
     "calls_per_update": 3,
     "seed": 11,
+    "ranks": 2,
+    "strategy": "own",
     "jobs": 2,
     "timeout_s": 90.5,
     "memory_limit_bytes": 3 * 10**9,
@@ -169,7 +174,11 @@ def test_a_sampler_with_a_name_is_one_that_there_is() -> None:
 
 def test_a_run_keeps_what_it_was_asked_for(target: Path) -> None:
     asked = {n: v for n, v in VALUES.items() if n not in ("pythons", "ray")}
-    several = {**probed().payload["target"], "workload": {"calls": 3, "kinds": 2}}
+    several = {
+        **probed().payload["target"],
+        "workload": {"calls": 3, "kinds": 2},
+        "phases": ["train_step"],
+    }
     executor = FakeExecutor(script, probed(target=several))
     result = tune(target, executor, **asked, run_dir="mine")
     kept = json.loads((Path(result.run_dir) / "run.json").read_text())["request"]
@@ -218,7 +227,9 @@ def test_what_is_kept_for_verify_is_in_the_settings_of_a_run(target: Path) -> No
     names = set(kept_names(Request, Kept.VERIFY)) - {"calls"}
     asked = {name: VALUES[name] for name in names}
     asked["limits"] = Limits(latency_s=60.0, compile_s=60.0)
-    result = tune(target, FakeExecutor(script), **asked, trials=4)
+    of_ranks = {**probed().payload["target"], "phases": ["train_step"]}
+    executor = FakeExecutor(script, probed(target=of_ranks))
+    result = tune(target, executor, **asked, trials=4)
     tuned = Tuned.from_dict(json.loads(result.export("json")))
     assert set(tuned.decided_by) == names
     request = Request.decided("net.py", tuned.decided_by)

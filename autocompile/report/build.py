@@ -28,6 +28,7 @@ from autocompile.store.report import (
     Answer,
     Failures,
     FromCalls,
+    OfRanks,
     OtherNumbers,
     Percentile,
     PhaseResult,
@@ -123,6 +124,7 @@ class _Phase:
             as_calls_grow=tuple(self._as_calls_grow(here)),
             calls=_kinds(best),
             other_numbers=tuple(self._other_numbers()),
+            ranks=self._ranks(best),
             settings=every_tried(self.records),
             trials=tuple(_trial(r, self.run_dir) for r in self._measured),
         )
@@ -144,6 +146,25 @@ class _Phase:
         found = self.run.target.get("other_numbers") or {}
         for each in found.get(self.name, ()):
             yield OtherNumbers(**each)
+
+    def _ranks(self, best: Candidate | None) -> OfRanks | None:
+        """The processes of a step, and what one of them reaches by itself."""
+        request = self.run.request
+        if request.ranks == 1:
+            return None
+        size = best.record.batch_size if best else None
+        known = (r.alone_s for r in self._measured if r.batch_size == size)
+        alone_s = next(filter(None, known), None)
+        scaling = None
+        if best and alone_s:
+            one_rate = best.record.samples / best.record.ranks / alone_s
+            scaling = best.throughput.value / one_rate
+        return OfRanks(
+            count=request.ranks,
+            strategy=request.strategy,
+            alone_s=alone_s,
+            scaling=scaling,
+        )
 
     def _outlook(self, searched: Searched) -> Outlook:
         """What may still come of the phase, and the commands that would bring it."""

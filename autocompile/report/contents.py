@@ -15,6 +15,7 @@ from autocompile.store.report import (
     Answer,
     Best,
     GivenBack,
+    OfRanks,
     OtherNumbers,
     PhaseResult,
     Report,
@@ -256,6 +257,8 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
             yield Line("Cost", cost)
         if best.given_back:
             yield Line("Memory", (_kept_memory(best.given_back),))
+    if phase.ranks:
+        yield Line("Ranks", tuple(_ranks(phase.ranks)))
     if phase.as_calls_grow:
         yield Line("Calls", (_as_calls_grow(phase),))
     yield from map(_in_other_numbers, phase.other_numbers)
@@ -267,6 +270,15 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         if caution and not phase.role:
             yield Line("Note", (caution,))
         yield from (Line("Note", (show.plain(note),)) for note in answer.best.notes)
+
+
+def _ranks(ranks: OfRanks) -> Iterator[str]:
+    """How many processes there are, and whether they are worth it."""
+    how = "by your own code" if ranks.strategy == "own" else ranks.strategy.upper()
+    yield f"{ranks.count} ({how}), each with its own batch; samples/s are of all"
+    if ranks.alone_s and ranks.scaling:
+        alone = f"one rank alone takes {show.seconds(ranks.alone_s)} in eager mode"
+        yield f"{alone}: this is {show.speedup(ranks.scaling)} its samples/s"
 
 
 def _calls(phase: PhaseResult, best: Best) -> Line:

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-T = TypeVar("T")
+_Value = TypeVar("_Value")
 
 # Longer than any deadline of the parent, which ends what hangs.
 _TIMEOUT = datetime.timedelta(days=1)
 _CHUNK = 2**22  # numbers whose bits are summed up at once
 
 
-def first(values: Sequence[T]) -> T:
+def first(values: Sequence[_Value]) -> _Value:
     """Rank 0's value, for :meth:`Ranks.agree`."""
     return values[0]
 
@@ -59,7 +59,7 @@ class Ranks:
         """Of this one, for messages: ``rank 1 of 2``; empty for one alone."""
         return f"rank {self.rank} of {self.count}" if self.are_several else ""
 
-    def agree(self, value: T, how: Callable[[Sequence[T]], T]) -> T:
+    def agree(self, value: _Value, how: Callable[[Sequence[_Value]], _Value]) -> _Value:
         """One value for all, made by ``how`` of those of each rank in order, as ``max`` or ``any``."""
         if not self.are_several:
             return value

@@ -148,6 +148,9 @@ class Record(TaskResult):
     batch_size: int | None
     # "confirm" for one side of a race, "exported" for exported code
     role: str = "search"
+    ranks: int = 1  # processes that have made each call together
+    # of eager mode: seconds of a call of one rank by itself, without the others
+    alone_s: float | None = None
     repeats: int | None = None  # the trial that is measured again; None for "search"
     race: int | None = None  # of "confirm" its set, counted by phase and batch size
     raced_in: int | None = None  # the job whose process it shared with others
@@ -201,8 +204,8 @@ class Record(TaskResult):
 
     @property
     def samples(self) -> int:
-        """The number of samples in a measured call; 1 where the phase has no batch."""
-        return self.batch_size or 1
+        """The number of samples in a measured call, of all ranks; 1 where there is no batch."""
+        return (self.batch_size or 1) * self.ranks
 
     @property
     def began(self) -> float | None:

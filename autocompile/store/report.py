@@ -367,6 +367,24 @@ class Workload(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OfRanks(Part):
+    """Several processes that make each step together.
+
+    Attributes:
+        count: of processes, whose samples a throughput counts.
+        strategy: how they average gradients.
+        alone_s: seconds of an eager step of one of them by itself.
+        scaling: samples in a second of the best setting, or of eager mode where nothing is
+            better, over those of one rank's eager mode by itself.
+    """
+
+    count: int
+    strategy: str
+    alone_s: float | None = None
+    scaling: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PhaseResult(Part):
     """The answer of a phase, how sure it is, and everything that was tried.
 
@@ -384,9 +402,10 @@ class PhaseResult(Part):
         as_calls_grow: where there is a horizon, the best setting by rising calls.
         calls: by shape, of the best setting.
         other_numbers: what lower precision would bring, where it is much.
+        ranks: the processes that make each step together, where there are several.
     """
 
-    optional = ("as_calls_grow", "other_numbers")
+    optional = ("as_calls_grow", "other_numbers", "ranks")
 
     answer: Answer
     other_sizes: tuple[Answer, ...] = ()
@@ -405,6 +424,7 @@ class PhaseResult(Part):
     as_calls_grow: tuple[FromCalls, ...] = ()
     calls: tuple[CallKind, ...] = ()
     other_numbers: tuple[OtherNumbers, ...] = ()
+    ranks: OfRanks | None = None
     settings: tuple[Tried, ...] = ()
     trials: tuple[Trial, ...] = ()
 

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo import exc
 
 from autocompile.errors import AutocompileError, UsageError, first_words
-from autocompile.runtime.ranks import ApartError
+from autocompile.runtime.ranks import ApartError, here
 from autocompile.store.record import Outcome, Step, TaskResult
 from autocompile.trial.measure.telemetry import breaks_of, recompile_reasons
 
@@ -85,6 +85,15 @@ def note_failure(
 
     ``home``: the folder of the user's own code.
     """
+    _note_failure(result, error, step, home)
+    # All ranks compare the same numbers, so what is wrong with them is of no one rank.
+    if result.outcome is not Outcome.WRONG_OUTPUT and (name := here().name):
+        result.message = f"{name}: {result.message}"
+
+
+def _note_failure(
+    result: TaskResult, error: BaseException, step: Step, home: Path
+) -> None:
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome, str(error)
         return

@@ -113,7 +113,6 @@ def _end_all_ranks(result: TaskResult, place: Path) -> NoReturn:
     What the others raise then, in a collective that nobody enters, comes too late.
     """
     here = ranks.here()
-    result.message = f"{here.name}: {result.message}"
     own = place / f"{FAILED_RANK}.{here.rank}"
     own.write_text(json.dumps(plain(result), default=str))
     time.sleep(_LATER_S)

@@ -86,6 +86,11 @@ class Timer:
         """Of something that each rank has timed, what all decide by."""
         return seconds
 
+    @property
+    def apart(self) -> float:
+        """By what share of the fastest rank's time the slowest takes longer."""
+        return 0.0
+
     def misses(self, side: Timed) -> bool:
         """Whether a call leaves work to the device that this timer does not see."""
         return False
@@ -157,11 +162,19 @@ class RanksTimer(Timer):
     def __init__(self, timer: Timer, ranks: Ranks) -> None:
         super().__init__(timer.synchronize)
         self._timer, self._ranks = timer, ranks
+        self._apart: list[float] = []
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
         self.synchronize()
         self._ranks.wait()
-        return self.agreed(self._timer.seconds(call, calls))
+        own_s = self._timer.seconds(call, calls)
+        slowest_s = self.agreed(own_s)
+        self._apart.append(slowest_s / self._ranks.agree(own_s, min) - 1)
+        return slowest_s
+
+    @property
+    def apart(self) -> float:
+        return median(self._apart) if self._apart else 0.0
 
     def agreed(self, seconds: float) -> float:
         return self._ranks.agree(seconds, max)
@@ -176,10 +189,10 @@ class RanksTimer(Timer):
         return self._timer.lead(calls)
 
 
-def timer_of(device: torch.device) -> Timer:
-    """For the calls of a target on this device."""
+def timer_of(device: torch.device, together: bool = True) -> Timer:
+    """For the calls of a target on this device, which several ranks make ``together``."""
     timer = StreamTimer(device) if device.type == "cuda" else Timer()
-    return RanksTimer(timer, here()) if here().are_several else timer
+    return RanksTimer(timer, here()) if here().are_several and together else timer
 
 
 Turn = Callable[[], contextlib.AbstractContextManager[None]]
@@ -433,7 +446,7 @@ def screen(
 ) -> tuple[Measurement, list[str]]:
     """Time a setting against eager, and see whether it slows eager down; notes say so."""
     with no_garbage_collection():
-        without_s = _without_company(eager, timer, limits.block_s)
+        without_s = alone_s(eager, timer, limits.block_s)
         rounds = Rounds((eager, other), timer, limits.block_s, seed)
         side_by_side(rounds, limits, turn)
         measurement = rounds.measurement(1)
@@ -441,9 +454,7 @@ def screen(
         is_long = without_s > limits.block_s
         beside_s = min(rounds.times[0]) if is_long else measurement.eager_call_s
         if beside_s > _SLOWED * without_s:  # or the machine got slower
-            without_s = max(
-                without_s, _without_company(eager, rounds.timer, limits.block_s)
-            )
+            without_s = max(without_s, alone_s(eager, rounds.timer, limits.block_s))
     if beside_s <= _SLOWED * without_s:
         return measurement, []
     slowed = beside_s / without_s - 1
@@ -487,7 +498,7 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
     return spent_s > (limits.front_s if is_near else limits.max_s)
 
 
-def _without_company(side: Timed, timer: Timer, block_s: float) -> float:
+def alone_s(side: Timed, timer: Timer, block_s: float) -> float:
     """Median seconds of a call without other sides."""
     time.sleep(_GAP_S)
     calls = 1

@@ -26,7 +26,7 @@ import torch
 from autocompile.protocol.requests import Side as Asked
 from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.kept_memory import keep_freed_memory
-from autocompile.runtime.ranks import here
+from autocompile.runtime.ranks import first, here
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import AT_WORK, Checks, Measurement, Outcome, Record, Step
@@ -39,6 +39,7 @@ from autocompile.trial.measure.timing import (
     ReferenceWork,
     Rounds,
     Timed,
+    alone_s,
     no_garbage_collection,
     screen,
     side_by_side,
@@ -267,6 +268,23 @@ class Session:
             return [(entrant, replace(found, flags=()))]
         entrant.record.notes += notes
         return [(entrant, found)]
+
+    def one_rank_alone_s(self) -> float | None:
+        """Seconds of an eager call of rank 0 that averages nothing, while the others wait.
+
+        None where the user's own code averages.
+        """
+        if self.target.strategy == "own":
+            return None
+        took_s = 0.0
+        if here().rank == 0:
+            target, phase = replace(self.target, strategy=""), self.request.phase
+            timer = timer_of(self.target.device, together=False)
+            side = make_side(target, phase, copy_inputs(self.workload))
+            side.keep()
+            took_s = alone_s(timed(side), timer, self.request.limits.block_s)
+        here().wait()
+        return here().agree(took_s, first)
 
     def _ready(self) -> tuple[list[Entrant], list[Timed]]:
         """Those that run and can be timed, and for timing the baseline and them."""

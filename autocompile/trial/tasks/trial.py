@@ -13,6 +13,7 @@ from typing import Any
 
 from autocompile.errors import first_words
 from autocompile.protocol.requests import TrialRequest, TrialResult
+from autocompile.runtime.ranks import here
 from autocompile.store.record import Checks, Measurement, Outcome, Record, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
@@ -31,12 +32,21 @@ from autocompile.trial.verify.side_checks import (
     whole_pass,
 )
 
+_APART = 0.1  # of the time that ranks take: a larger difference is said
+
 
 def new_result(request: TrialRequest) -> TrialResult:
     """The result of a trial that has not begun: a record of each side, which nothing has ended."""
     phase, size = request.phase, request.batch_size
     records = [
-        Record(request.number_of(side), phase, side.config, size, checks=Checks.FIRST)
+        Record(
+            request.number_of(side),
+            phase,
+            side.config,
+            size,
+            ranks=request.header.ranks,
+            checks=Checks.FIRST,
+        )
         for side in request.sides
     ]
     return TrialResult(sides=records)
@@ -94,6 +104,8 @@ def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> 
     record.reference_s = session.work.median_s
     if side.config.bakes_weights:
         record.calls_per_update = session.request.calls_per_update
+    if here().are_several:
+        _note_ranks(session, entrant)
     of_shape: dict[Any, float] = {}
     if not session.request.is_race and isinstance(session.workload, Calls):
         with session.channel.exclusive():
@@ -106,6 +118,17 @@ def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> 
         record.compile_s = entrant.clock.compile_s(steady_s, of_shape)
         # The parent takes out the time for which it held us.
         record.compile_window = entrant.clock.window
+
+
+def _note_ranks(session: Session, entrant: Entrant) -> None:
+    """Put into the record how far ranks are apart, and once what one reaches by itself."""
+    record = entrant.record
+    if (apart := session.timer.apart) > _APART:
+        record.notes.append(
+            f"the slowest rank takes {apart:.0%} longer than the fastest, and its time counts"
+        )
+    if entrant.is_reference and not session.request.is_race:
+        record.alone_s = session.one_rank_alone_s()
 
 
 def check_last_calls(
