@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from autocompile.errors import UsageError
 from autocompile.interpreters.needed import demand_this_interpreter
@@ -18,6 +19,8 @@ from autocompile.runtime.applying import Used, apply_config, apply_to_optimizer
 from autocompile.runtime.devices import device_of
 from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
+from autocompile.runtime.ranks import ranks_of_program
+from autocompile.runtime.strategies import ddp_arguments
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -145,6 +148,8 @@ def _applied(
             "same, speed may differ here. `autocompile verify` measures it",
             stacklevel=4,
         )
+    if phases.phase_of(name).trains:
+        _warn_of_ranks(tuned, config)
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(
@@ -160,7 +165,30 @@ def _applied(
     steps = tuned.at(phases.OPTIMIZER_STEP) if name in phases.FORWARD_PHASES else None
     optimizers = [optimizer] if optimizer is not None else []
     step = steps.config if steps else None
+    if config.ddp == "unsplit":
+        torch._dynamo.config.optimize_ddp = False
+    if isinstance(model, DistributedDataParallel):
+        # In place, inside of what averages gradients: the order makes no difference.
+        apply_config(model.module, name, config, optimizers, step, device)
+        return model
     return apply_config(model, name, config, optimizers, step, device)
+
+
+def _warn_of_ranks(tuned: Tuned, config: CompileConfig) -> None:
+    """Warn where another number of processes averages gradients than in the measurement."""
+    measured, here = int(tuned.decided_by.get("ranks", 1)), ranks_of_program()
+    if measured != here:
+        warnings.warn(
+            f"the settings were measured with {measured} rank{'s' * (measured != 1)}, and this "
+            f"program has {here}: results are the same, speed may differ. "
+            f"autocompile tune --ranks {here} measures it",
+            stacklevel=5,
+        )
+    if (given := ddp_arguments(config)) and here > 1:
+        words = ", ".join(f"{name}={value}" for name, value in given.items())
+        warnings.warn(
+            f"measured with DistributedDataParallel(model, {words})", stacklevel=5
+        )
 
 
 def _demand_fit(
@@ -171,11 +199,13 @@ def _demand_fit(
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+    is_wrapped = isinstance(model, DistributedDataParallel)
+    if is_wrapped and (config.changed("model") or ddp_arguments(config)):
+        given = "".join(f", {n}={v}" for n, v in ddp_arguments(config).items())
         raise UsageError(
-            "DistributedDataParallel has taken the model as it was: its buckets would lie otherwise "
-            "than weights that a setting lays out",
-            hint="autocompile.apply(model, ...), then DistributedDataParallel(model)",
+            "DistributedDataParallel has taken the model as it was, and this setting changes how it "
+            "is wrapped or how its weights lie",
+            hint=f"autocompile.apply(model, ...), then DistributedDataParallel(model{given})",
         )
     more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
     whole = phases.phase_of(phase).whole
@@ -250,6 +280,7 @@ class InTraining:
         step = choice.config.of_optimizer_in(name)
         if name == phases.FORWARD and phases.OPTIMIZER_STEP in tuned.phases:
             step = _chosen(tuned, phases.OPTIMIZER_STEP).config
+        _warn_of_ranks(tuned, choice.config)
         forward = replace(choice, config=replace(choice.config, optimizer="default"))
         one = replace(tuned, phases={phases.FORWARD: (forward,)})
         apply(model, one, keep_memory=self._keeps_memory)

@@ -131,6 +131,14 @@ def here() -> Ranks:
     return _here
 
 
+def ranks_of_program() -> int:
+    """How many ranks a user's program has: in its group, or as torchrun says before there is one."""
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    asked = os.environ.get("WORLD_SIZE", "1")
+    return int(asked) if asked.isdecimal() else 1
+
+
 def join(meeting: Path, device_type: str) -> Ranks:
     """Make the process group of the ranks that the environment names, as under torchrun.
 

@@ -1,0 +1,115 @@
+"""Settings in programs of two ranks, as torchrun starts them: torch's own loop and real libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TARGETS
+from test_tuned import AOT, settings
+from torch.nn.parallel import DistributedDataParallel
+
+import autocompile
+from autocompile.errors import UsageError
+from autocompile.runtime.ranks import Ranks, first, ranks_of_program
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned import TunedSet
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def file_of(folder: Path, config: CompileConfig, ranks: int = 2) -> Path:
+    """Settings that were measured with so many ranks."""
+    (entry,) = TunedSet.read(settings(train_step={8: config})).entries
+    told = json.loads(TunedSet((entry,)).to_json())
+    for each in told.get("entries", [told]):
+        each["decided_by"] = {"ranks": ranks} if ranks > 1 else {}
+    path = folder / f"tuned_{config.ddp}_{config.backend}.json"
+    path.write_text(json.dumps(told))
+    return path
+
+
+def ran(kind: str, tuned: Path, folder: Path) -> dict[str, Any]:
+    """What rank 0 of two has after a training."""
+    result = folder / f"{kind}_{tuned.stem}.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", "0", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0", str(TARGETS / "ranks_program.py")]
+    asked = subprocess.run(
+        [*command, kind, str(tuned), str(result)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert asked.returncode == 0, asked.stderr[-3000:]
+    return dict(json.loads(result.read_text()))
+
+
+def demand_same(found: dict[str, Any], eager: dict[str, Any]) -> None:
+    for one, other in zip(found["weights"], eager["weights"], strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other))
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_two_ranks_train_compiled_as_they_do_in_eager_mode(
+    tmp_path: Path, kind: str
+) -> None:
+    eager = ran(kind, file_of(tmp_path, EAGER), tmp_path)
+    found = ran(kind, file_of(tmp_path, AOT), tmp_path)
+    assert (found["calls"], found["graphs"], eager["calls"]) == (3, 1, 0)
+    demand_same(found, eager)
+    assert not [words for words in found["said"] if "rank" in words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["accelerate", "lightning", "transformers"])
+def test_two_ranks_of_a_library_train_compiled_as_in_eager_mode(
+    tmp_path: Path, kind: str
+) -> None:
+    pytest.importorskip({"lightning": "pytorch_lightning"}.get(kind, kind))
+    eager = ran(kind, file_of(tmp_path, EAGER), tmp_path)
+    found = ran(kind, file_of(tmp_path, AOT), tmp_path)
+    assert (found["calls"], found["graphs"], eager["calls"]) == (3, 1, 0)
+    demand_same(found, eager)
+
+
+def test_settings_of_one_rank_warn_on_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ranks_of_program() == 2
+    tuned = file_of(tmp_path, AOT, ranks=1)
+    with pytest.warns(
+        UserWarning, match="measured with 1 rank, and this program has 2"
+    ):
+        autocompile.apply(torch.nn.Linear(8, 4), tuned, "train_step")
+
+
+def test_a_wrapper_that_is_made_otherwise_is_refused_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    tuned = file_of(tmp_path, CompileConfig("aot_eager", ddp="static_graph"))
+    model = torch.nn.Linear(8, 4)
+    with pytest.warns(UserWarning, match=r"DataParallel\(model, static_graph=True\)"):
+        autocompile.apply(model, tuned, "train_step")
+    # As it is after it has been made: that takes a process group.
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(wrapped)
+    with pytest.raises(UsageError, match="has taken the model as it was") as caught:
+        autocompile.apply(wrapped, tuned, "train_step")
+    assert "static_graph=True" in str(caught.value)
+
+
+def test_one_process_agrees_with_itself() -> None:
+    alone = Ranks()
+    assert alone.agree(3, max) == alone.agree(3, first) == 3
+    assert (alone.name, alone.share(4), alone.each("it")) == ("", 4, "it")
+    assert alone.apart({"w": torch.ones(2)}) == ""
