@@ -63,7 +63,12 @@ def doctor(
             for name, reason in probe.backends.items()
         }
     environment = {**probe.environment, "toolchain_s": probe.toolchain_s}
-    return {"environment": environment, "backends": rows, "known": probe.all_backends}
+    return {
+        "environment": environment,
+        "backends": rows,
+        "known": probe.all_backends,
+        "collectives": dict(probe.collectives),
+    }
 
 
 def _examined(

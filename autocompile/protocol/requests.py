@@ -235,6 +235,8 @@ class ProbeResult(TaskResult):
     # The mode that each equals here.
     modes: Mapping[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)  # names of Inductor's options
+    # What connects several ranks here: a backend of torch.distributed, and how many find a device.
+    collectives: Mapping[str, int] = field(default_factory=dict)
     # of the first compile; None where the fork server pays it
     toolchain_s: float | None = None
     during: str | None = None  # the user's function that was being called

@@ -94,6 +94,14 @@ def render_doctor(found: _Found, console: Console, verbose: bool = False) -> Non
     rows = [_backend_cells(name, row) for name, row in found["backends"].items()]
     titles = ("backend", "modes", "works here", "why / what to do")
     page.table(Table("", titles, tuple(rows)), "")
+    devices = {"gloo": "CPU core", "nccl": "GPU"}
+    ways = [
+        f"{name} ({text.many(count, devices[name])})"
+        for name, count in found["collectives"].items()
+        if name in devices
+    ]
+    if ways:
+        page.line(f"several ranks (tune --ranks): {', '.join(ways)}")
     if verbose:
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 

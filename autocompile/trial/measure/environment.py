@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from autocompile.errors import UsageError, first_line
 from autocompile.runtime.compiling import register_backend_of
@@ -36,6 +38,18 @@ def pick_device(name: str | None) -> torch.device:
             f"device {name!r} cannot be used here: {first_line(error)}"
         ) from None
     return device
+
+
+def collectives() -> dict[str, int]:
+    """What connects several ranks here, by its name in torch.distributed: ranks with a device each."""
+    if not dist.is_available():
+        return {}
+    found = {}
+    if dist.is_gloo_available():
+        found["gloo"] = len(os.sched_getaffinity(0))
+    if dist.is_nccl_available() and (gpus := torch.cuda.device_count()):
+        found["nccl"] = gpus
+    return found
 
 
 def demand_devices(device: torch.device, ranks: int) -> None:

@@ -157,6 +157,7 @@ def _look_at_machine(
     result.all_backends = sorted(torch._dynamo.list_backends(None))
     result.modes = environment.modes(device)
     result.options = torch._inductor.list_options()
+    result.collectives = environment.collectives()
 
 
 def _tell_room(
