@@ -297,6 +297,11 @@ class Request:
         demand_accepted(self)
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError(f"a phase is named twice: {', '.join(self.phases)}")
+        if self.ranks > 1 and self.ray:
+            raise UsageError(
+                "--ranks and --ray do not go together: a station of a cluster tries one process",
+                hint="autocompile tune --ranks on the machine itself",
+            )
         other = [p for p in self.phases or () if p not in OF_RANKS]
         if self.ranks > 1 and other:
             raise UsageError(

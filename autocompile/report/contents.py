@@ -269,6 +269,8 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         # The loops of a library write new weights in a way that is seen.
         if caution and not phase.role:
             yield Line("Note", (caution,))
+        if wrapping := answer.best.config.wrapping:
+            yield Line("Note", ("wrap the model by ", _code(wrapping)))
         yield from (Line("Note", (show.plain(note),)) for note in answer.best.notes)
 
 

@@ -20,7 +20,6 @@ from autocompile.runtime.devices import device_of
 from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
 from autocompile.runtime.ranks import ranks_of_program
-from autocompile.runtime.strategies import ddp_arguments
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -184,11 +183,8 @@ def _warn_of_ranks(tuned: Tuned, config: CompileConfig) -> None:
             f"autocompile tune --ranks {here} measures it",
             stacklevel=5,
         )
-    if (given := ddp_arguments(config)) and here > 1:
-        words = ", ".join(f"{name}={value}" for name, value in given.items())
-        warnings.warn(
-            f"measured with DistributedDataParallel(model, {words})", stacklevel=5
-        )
+    if config.wrapping and here > 1:
+        warnings.warn(f"it was measured with {config.wrapping}", stacklevel=5)
 
 
 def _demand_fit(
@@ -200,12 +196,12 @@ def _demand_fit(
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
     is_wrapped = isinstance(model, DistributedDataParallel)
-    if is_wrapped and (config.changed("model") or ddp_arguments(config)):
-        given = "".join(f", {n}={v}" for n, v in ddp_arguments(config).items())
+    if is_wrapped and (config.changed("model") or config.wrapping):
+        wrapping = config.wrapping or "DistributedDataParallel(model)"
         raise UsageError(
             "DistributedDataParallel has taken the model as it was, and this setting changes how it "
             "is wrapped or how its weights lie",
-            hint=f"autocompile.apply(model, ...), then DistributedDataParallel(model{given})",
+            hint=f"autocompile.apply(model, ...), then {wrapping}",
         )
     more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
     whole = phases.phase_of(phase).whole

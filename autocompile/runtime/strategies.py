@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import parallel
+from torch.nn.parallel import DistributedDataParallel
 
 from autocompile.runtime.applying import apply_config
 from autocompile.settings.config import CompileConfig
-
-ONE_BUCKET_MB = 1 << 20
-"""More than any model has, for one bucket."""
-
-_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
-    "one_bucket": {"bucket_cap_mb": ONE_BUCKET_MB},
-    "bucket_views": {"gradient_as_bucket_view": True},
-    "static_graph": {"static_graph": True},
-}
-"""What values of the dimension ``ddp`` give to DistributedDataParallel."""
+from autocompile.settings.dimensions import DDP
 
 
-def ddp_arguments(config: CompileConfig) -> dict[str, Any]:
-    """What a setting gives to ``DistributedDataParallel`` beside the model."""
-    return dict(_ARGUMENTS.get(config.ddp, {}))
+def in_ddp(model: torch.nn.Module, config: CompileConfig) -> DistributedDataParallel:
+    """Wrap a model, which may be compiled, as a setting has it."""
+    device = next(model.parameters()).device
+    ids = [device.index] if device.type == "cuda" else None
+    kind = parallel.DistributedDataParallel  # as it is now: tests put another one there
+    return kind(model, device_ids=ids, **DDP[config.ddp])
 
 
 def compiled_ddp(
@@ -37,10 +33,7 @@ def compiled_ddp(
     then captures nothing (torch 2.13).
     """
     apply_config(model, phase, config, optimizers)
-    device = next(model.parameters()).device
-    ids = [device.index] if device.type == "cuda" else None
-    kind = torch.nn.parallel.DistributedDataParallel
-    return kind(model, device_ids=ids, **ddp_arguments(config))
+    return in_ddp(model, config)
 
 
 @contextlib.contextmanager

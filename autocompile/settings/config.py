@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import NEWER, UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
-from autocompile.settings.dimensions import DIMENSIONS, Dimension
+from autocompile.settings.dimensions import DDP, DIMENSIONS, Dimension
 from autocompile.settings.phases import (
     FORWARD,
     OPTIMIZER_STEP,
@@ -171,6 +171,12 @@ class CompileConfig:
             "written through `.data`, as some merges of adapters and averages do: write under "
             "torch.no_grad() instead"
         )
+
+    @property
+    def wrapping(self) -> str:
+        """The call of DistributedDataParallel that it was measured with; empty for the usual one."""
+        given = "".join(f", {name}={value}" for name, value in DDP[self.ddp].items())
+        return f"DistributedDataParallel(model{given})" if given else ""
 
     @property
     def eager_reference(self) -> CompileConfig:

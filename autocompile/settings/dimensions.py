@@ -35,8 +35,14 @@ GUARD_FILTERS = {
 """What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 
 
-DDP = ("default", "one_bucket", "unsplit", "bucket_views", "static_graph")
-"""How DistributedDataParallel is made, what is most likely to gain first.
+DDP: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "one_bucket": {"bucket_cap_mb": 1 << 20},  # more than any model has
+    "unsplit": {},
+    "bucket_views": {"gradient_as_bucket_view": True},
+    "static_graph": {"static_graph": True},
+}
+"""What DistributedDataParallel is given beside the model, what is most likely to gain first.
 
 ``one_bucket`` averages all gradients at the end, so that graphs stay whole; ``unsplit`` has Dynamo
 not split them at the buckets; the others are arguments. In which order a model is compiled and
@@ -206,7 +212,7 @@ def _no_freezing(place: Place) -> str:
 
 
 def _ddp(place: Place) -> tuple[str, ...]:
-    return DDP if place.strategy == "ddp" else DDP[:1]
+    return tuple(DDP) if place.strategy == "ddp" else ("default",)
 
 
 def _takes_ddp(config: CompileConfig, place: Place) -> str:
@@ -295,7 +301,7 @@ DIMENSIONS = (
         label=lambda value: f"{value} optimizer",
     ),
     Dimension(
-        "ddp", "default", "comma list, e.g. default,one_bucket,unsplit; of --ranks", DDP,
+        "ddp", "default", "comma list, e.g. default,one_bucket,unsplit; of --ranks", tuple(DDP),
         _ddp, why_not=_takes_ddp, effect="per kind", label=lambda value: f"DDP {value}",
     ),
     Dimension(

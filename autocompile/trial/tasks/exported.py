@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,18 @@ import torch
 
 from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.applying import process_of, process_state
+from autocompile.runtime.strategies import in_ddp
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import TunedSet
-from autocompile.trial.model.sides import OwnCalls, OwnStep, Remade, Side, make_side
+from autocompile.trial.model.sides import (
+    OwnCalls,
+    OwnStep,
+    Remade,
+    Side,
+    Training,
+    make_side,
+)
 from autocompile.trial.model.target import Target, call_model
 
 _TRAIN_STEP = """
@@ -39,7 +47,8 @@ def exported_side(
 
     ``tuned.json``, which the code may read, is put into the folder, where it runs.
     """
-    side = make_side(target, phase, inputs)
+    # A program wraps the model once the code has compiled it.
+    side = make_side(replace(target, strategy=""), phase, inputs)
     names = _program(target, side)
     own = _own_step(target, side, names)
     (folder / "tuned.json").write_text(
@@ -47,6 +56,10 @@ def exported_side(
     )
     side.process = {**side.process, **_run(exported, names, folder)}
     side.config = config
+    if target.strategy and isinstance(side, Training):
+        side.follow_ranks()
+        if target.strategy == "ddp":
+            names["model"] = in_ddp(names["model"], config)
     side.optimizers = [o for o in (names["optimizer"],) if o is not None]
     if own is not None:
         own.follow(names["step"])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from autocompile.runtime.ranks import here
 from autocompile.settings.phases import Phase
 from autocompile.trial.model.calls import Calls, Period, Sample, first_call, kinds
 from autocompile.trial.model.sides import Side
@@ -74,7 +75,7 @@ def periods(reference: Reference, notes: list[str]) -> tuple[Period, Period]:
     while calls < 2 or (
         min(steps, default=2) < 2
         and calls < _LONGEST_PERIOD
-        and time.monotonic() - began < _MOST_S
+        and here().agree(time.monotonic() - began, max) < _MOST_S
     ):
         reference.call(side, calls)
         calls += 1
