@@ -107,6 +107,11 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
     """
     cache = path.with_suffix(".cache")
     device = settings.fingerprint.get("device")
+    if settings.decided_by.get("ranks", 1) > 1:
+        raise ExportError(
+            "compiled code of several ranks is not kept: each has code of its own",
+            hint="the same command without --with-cache",
+        )
     request = Request(
         settings.target,
         device=device,

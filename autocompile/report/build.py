@@ -158,7 +158,7 @@ class _Phase:
         scaling = None
         if best and alone_s:
             one_rate = best.record.samples / best.record.ranks / alone_s
-            scaling = best.throughput.value / one_rate
+            scaling = best.eager_throughput / one_rate
         return OfRanks(
             count=request.ranks,
             strategy=request.strategy,

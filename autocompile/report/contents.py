@@ -279,8 +279,8 @@ def _ranks(ranks: OfRanks) -> Iterator[str]:
     how = "by your own code" if ranks.strategy == "own" else ranks.strategy.upper()
     yield f"{ranks.count} ({how}), each with its own batch; samples/s are of all"
     if ranks.alone_s and ranks.scaling:
-        alone = f"one rank alone takes {show.seconds(ranks.alone_s)} in eager mode"
-        yield f"{alone}: this is {show.speedup(ranks.scaling)} its samples/s"
+        alone = f"by itself one takes {show.seconds(ranks.alone_s)} for an eager step"
+        yield f"{alone}; all together have {show.speedup(ranks.scaling)} its samples/s"
 
 
 def _calls(phase: PhaseResult, best: Best) -> Line:

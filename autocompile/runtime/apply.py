@@ -147,7 +147,7 @@ def _applied(
             "same, speed may differ here. `autocompile verify` measures it",
             stacklevel=4,
         )
-    if phases.phase_of(name).trains:
+    if name in phases.OF_RANKS:
         _warn_of_ranks(tuned, config)
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
@@ -276,7 +276,8 @@ class InTraining:
         step = choice.config.of_optimizer_in(name)
         if name == phases.FORWARD and phases.OPTIMIZER_STEP in tuned.phases:
             step = _chosen(tuned, phases.OPTIMIZER_STEP).config
-        _warn_of_ranks(tuned, choice.config)
+        if name in phases.OF_RANKS:
+            _warn_of_ranks(tuned, choice.config)
         forward = replace(choice, config=replace(choice.config, optimizer="default"))
         one = replace(tuned, phases={phases.FORWARD: (forward,)})
         apply(model, one, keep_memory=self._keeps_memory)
@@ -290,7 +291,9 @@ class InTraining:
 
     def demand_used(self, hint: str) -> None:
         """Raise a UsageError if the model was compiled and the training has not called it."""
-        compiled = self._model._compiled_call_impl
+        is_wrapped = isinstance(self._model, DistributedDataParallel)
+        called = self._model.module if is_wrapped else self._model
+        compiled = called._compiled_call_impl
         if compiled is not None and not compiled.calls:
             raise UsageError(
                 f"the settings are not in use: the training step does not call "

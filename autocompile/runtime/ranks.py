@@ -81,7 +81,7 @@ class Ranks:
             return tree
         spec: Any = torch.utils._pytree
         leaves, form = spec.tree_flatten(tree)
-        own = [x.detach().cpu() if isinstance(x, torch.Tensor) else x for x in leaves]
+        own = [_to_send(x) for x in leaves]
         gathered: list[Any] = [None] * self.count
         dist.all_gather_object(gathered, own, self._group)
         found = []
@@ -135,7 +135,7 @@ def ranks_of_program() -> int:
     """How many ranks a user's program has: in its group, or as torchrun says before there is one."""
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_world_size())
-    asked = os.environ.get("WORLD_SIZE", "1")
+    asked = os.environ.get("LOCAL_WORLD_SIZE", "1")  # which only torchrun sets
     return int(asked) if asked.isdecimal() else 1
 
 
@@ -171,6 +171,16 @@ def join(meeting: Path, device_type: str) -> Ranks:
                     shutil.copytree(path, own, ignore=skipped)
             os.environ[name] = str(own)
     return _here
+
+
+def _to_send(x: Any) -> Any:
+    """What stands for a leaf on other ranks: of an object that has no plain form its type."""
+    if isinstance(x, torch.Tensor):
+        return (
+            x.detach().cpu().clone()
+        )  # without the rest of a storage that it is a view of
+    is_plain = x is None or isinstance(x, (bool, int, float, complex, str, bytes))
+    return x if is_plain else str(type(x))
 
 
 def _beside(value: Any, own: Any) -> Any:

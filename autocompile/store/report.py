@@ -373,9 +373,9 @@ class OfRanks(Part):
     Attributes:
         count: of processes, whose samples a throughput counts.
         strategy: how they average gradients.
-        alone_s: seconds of an eager step of one of them by itself.
-        scaling: samples in a second of the best setting, or of eager mode where nothing is
-            better, over those of one rank's eager mode by itself.
+        alone_s: seconds of an eager step in which nothing is averaged, as one by itself has it,
+            on its share of the cores.
+        scaling: samples in a second of all in eager mode over those of one by itself.
     """
 
     count: int

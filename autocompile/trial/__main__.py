@@ -34,7 +34,7 @@ def main() -> None:
         work()
     else:
         by_hand = args.channel is None  # several ranks, whose events go to stdout
-        args.channel = 1 if by_hand else args.channel
+        args.channel = os.dup(1) if by_hand else args.channel
         parent = os.getppid() if by_hand else args.parent
         guard(work, args.channel, args.nonce, parent, folder)
 

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.runtime.ranks import here
+
 _PIECE = 2**20  # elements
 _ROOM = 6  # copies stay on a GPU that has room for so many
 USUAL_COPIES = 2**30
@@ -260,7 +262,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     full = {
         device
         for device, size in need.items()
-        if _ROOM * size > torch.cuda.mem_get_info(device)[0]
+        if here().agree(_ROOM * size > torch.cuda.mem_get_info(device)[0], any)
     }
     for device in need.keys() - full:
         spare = need[device] - USUAL_COPIES

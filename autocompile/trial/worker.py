@@ -73,9 +73,9 @@ def run(
         failures.note_failure(result, error, channel.current, home)
         if request is None:
             result.outcome = Outcome.INFRASTRUCTURE
-        if ranks.here().are_several:
+        if ranks_asked(place) > 1:
             result.step = channel.current
-            _end_all_ranks(result, place)
+            _end_all_ranks(result, place, rank)
     channel.result(result)
     if ranks.here().are_several:
         if not rank:
@@ -107,13 +107,12 @@ def _join_ranks(header: requests.Header, rank: int, place: Path) -> None:
     ranks.join(place / MEETING, device.type)
 
 
-def _end_all_ranks(result: TaskResult, place: Path) -> NoReturn:
+def _end_all_ranks(result: TaskResult, place: Path, rank: int) -> NoReturn:
     """Leave the result of the first rank that failed, which ends all.
 
     What the others raise then, in a collective that nobody enters, comes too late.
     """
-    here = ranks.here()
-    own = place / f"{FAILED_RANK}.{here.rank}"
+    own = place / f"{FAILED_RANK}.{rank}"
     own.write_text(json.dumps(plain(result), default=str))
     time.sleep(_LATER_S)
     with contextlib.suppress(FileExistsError):

@@ -68,6 +68,7 @@ class Timer:
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self.synchronize = synchronize  # waits for the device to finish
+        self.on_any_rank: Callable[[bool], bool] = bool  # whether something is so
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
         """Seconds of so many calls together."""
@@ -147,7 +148,8 @@ class StreamTimer(Timer):
 
         self.synchronize()
         nothing_s = min(wait_s() for _ in range(_TRIES))
-        return all(owed_s() > _OWED_S + nothing_s for _ in range(_TRIES))
+        most_s = _OWED_S + nothing_s
+        return all(self.on_any_rank(owed_s() > most_s) for _ in range(_TRIES))
 
     def calls(self, fitting: float) -> int:
         return max(3, round(fitting)) if fitting >= 1 else 1
@@ -162,6 +164,7 @@ class RanksTimer(Timer):
     def __init__(self, timer: Timer, ranks: Ranks) -> None:
         super().__init__(timer.synchronize)
         self._timer, self._ranks = timer, ranks
+        timer.on_any_rank = lambda is_so: ranks.agree(is_so, any)
         self._apart: list[float] = []
 
     def seconds(self, call: Callable[[], Any], calls: int) -> float:
@@ -171,6 +174,9 @@ class RanksTimer(Timer):
         slowest_s = self.agreed(own_s)
         self._apart.append(slowest_s / self._ranks.agree(own_s, min) - 1)
         return slowest_s
+
+    def misses(self, side: Timed) -> bool:
+        return self._timer.misses(side)
 
     @property
     def apart(self) -> float:
@@ -189,10 +195,10 @@ class RanksTimer(Timer):
         return self._timer.lead(calls)
 
 
-def timer_of(device: torch.device, together: bool = True) -> Timer:
-    """For the calls of a target on this device, which several ranks make ``together``."""
+def timer_of(device: torch.device) -> Timer:
+    """For the calls of a target on this device, which several ranks make together."""
     timer = StreamTimer(device) if device.type == "cuda" else Timer()
-    return RanksTimer(timer, here()) if here().are_several and together else timer
+    return RanksTimer(timer, here()) if here().are_several else timer
 
 
 Turn = Callable[[], contextlib.AbstractContextManager[None]]

@@ -297,9 +297,11 @@ class Training(Side):
             updates = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
             if any(bool(x.any()) for x in updates.values()):  # else nothing has stepped
                 return {"updates": _same_on_all_ranks(updates, "update")}
-        return {
-            "gradients": _same_on_all_ranks(_gradients(self.parameters), "gradient")
-        }
+        return {"gradients": self._of_ranks(_gradients(self.parameters))}
+
+    def _of_ranks(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gradients after a step of several ranks, which have averaged them."""
+        return _same_on_all_ranks(gradients, "gradient")
 
     def train(self, optimizers: list[Any]) -> None:
         """Let these be the optimizers, and what they step the parameters.
@@ -380,6 +382,18 @@ class OwnStep(Training):
 
     result = "outputs"
     gives_back = False  # the user's code may refer to the memory
+
+    def _of_ranks(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of all ranks where they differ: a step may add some up before it averages."""
+        ranks = here()
+        if not ranks.apart(gradients):
+            return gradients
+        of_others = {
+            f"{name} of rank {rank}": x
+            for rank, found in enumerate(ranks.each(gradients))
+            for name, x in (found.items() if rank != ranks.rank else ())
+        }
+        return gradients | of_others
 
     def follow(self, own: Remade, unit: Unit) -> None:
         """Call the user's step as ``unit``, which is ``own`` or compiled of it."""

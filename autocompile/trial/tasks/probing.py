@@ -100,7 +100,9 @@ def _look_at_target(
             held.append(_try_in_eager(target, phase, request, result))
         except Exception as error:
             is_own_function = result.during is not None
-            if request.phases or is_own_function or phase == phases[0]:
+            is_first = phase == phases[0]
+            of_ranks = here().are_several  # the others may be in a collective
+            if request.phases or is_own_function or is_first or of_ranks:
                 if target.explain:
                     raise target.explain(error) from error
                 raise

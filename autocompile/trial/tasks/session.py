@@ -26,7 +26,7 @@ import torch
 from autocompile.protocol.requests import Side as Asked
 from autocompile.protocol.requests import TrialRequest
 from autocompile.runtime.kept_memory import keep_freed_memory
-from autocompile.runtime.ranks import first, here
+from autocompile.runtime.ranks import here
 from autocompile.settings.config import EAGER
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import AT_WORK, Checks, Measurement, Outcome, Record, Step
@@ -270,21 +270,19 @@ class Session:
         return [(entrant, found)]
 
     def one_rank_alone_s(self) -> float | None:
-        """Seconds of an eager call of rank 0 that averages nothing, while the others wait.
+        """Seconds of an eager call in which ranks average nothing, as one by itself has it.
 
-        None where the user's own code averages.
+        All make it, since the user's code may have collectives of its own. None where that code
+        averages the gradients.
         """
         if self.target.strategy == "own":
             return None
-        took_s = 0.0
-        if here().rank == 0:
-            target, phase = replace(self.target, strategy=""), self.request.phase
-            timer = timer_of(self.target.device, together=False)
-            side = make_side(target, phase, copy_inputs(self.workload))
-            side.keep()
-            took_s = alone_s(timed(side), timer, self.request.limits.block_s)
-        here().wait()
-        return here().agree(took_s, first)
+        target, phase = replace(self.target, strategy=""), self.request.phase
+        side = make_side(target, phase, copy_inputs(self.workload))
+        side.keep()
+        took_s = alone_s(timed(side), self.timer, self.request.limits.block_s)
+        side.drop()
+        return took_s
 
     def _ready(self) -> tuple[list[Entrant], list[Timed]]:
         """Those that run and can be timed, and for timing the baseline and them."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
+from autocompile.errors import TargetError
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, Request
 from autocompile.runtime import ranks
@@ -19,7 +21,7 @@ from autocompile.trial.failures import Failed
 from autocompile.trial.measure import environment, telemetry, timing
 from autocompile.trial.measure.timing import Timed
 from autocompile.trial.model.built import built_for
-from autocompile.trial.model.calls import Calls, first_call, other_values
+from autocompile.trial.model.calls import Calls, first_call, other_values, shape_of
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.model.target import Target, seed_everything
@@ -62,9 +64,32 @@ def inputs_of(
     # Ranks have data of their own: else a missing average of gradients would not be seen.
     seed_everything(seed + 1000 * (draw + 1) + ranks.here().seed)
     inputs = target.inputs(phase, batch_size)
+    _demand_same_shapes(inputs)
     if draw and isinstance(inputs, Calls):
         return other_values(inputs_of(target, phase, batch_size, seed), inputs)
     return inputs
+
+
+def _demand_same_shapes(inputs: Any) -> None:
+    """Raise a TargetError where ranks have inputs of other shapes, or another number of calls."""
+    calls = inputs if isinstance(inputs, Calls) else (inputs,)
+    own = [str(shape_of(each)) for each in calls]
+    if apart := ranks.here().agree((own, ""), _apart)[1]:
+        raise TargetError(
+            "ranks have inputs of other shapes, and a step is timed with one",
+            apart,
+            hint="draw sizes without torch's, NumPy's and Python's seeds, which differ by rank",
+        )
+
+
+def _apart(given: Sequence[tuple[list[str], str]]) -> tuple[list[str], str]:
+    """Rank 0's shapes, and in words where another rank's differ."""
+    first, *others = (shapes for shapes, _ in given)
+    for other in others:
+        for mine, theirs in zip_longest(first, other, fillvalue="no call"):
+            if mine != theirs:
+                return first, f"one has {mine}, another {theirs}"
+    return first, ""
 
 
 def timed(side: Side) -> Timed:

@@ -72,6 +72,8 @@ def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
     for entrant in session.running if not request.is_race else ():
         with session.turn(entrant.record):
             look_closer_unless_it_fails(session, entrant)
+            if entrant.is_reference and here().are_several:
+                entrant.record.alone_s = session.one_rank_alone_s()
         if len(session.running) > 1:
             channel.measured(result)
     check_later(session)
@@ -115,20 +117,19 @@ def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> 
     is_known = asked.repeats is None or asked.is_warm
     if is_known and not side.is_eager:
         steady_s = measurement.compiled_pass_s
-        record.compile_s = entrant.clock.compile_s(steady_s, of_shape)
+        own_s = entrant.clock.compile_s(steady_s, of_shape)
+        record.compile_s = here().agree(own_s, max)
         # The parent takes out the time for which it held us.
         record.compile_window = entrant.clock.window
 
 
 def _note_ranks(session: Session, entrant: Entrant) -> None:
-    """Put into the record how far ranks are apart, and once what one reaches by itself."""
+    """Say how far ranks are apart."""
     record = entrant.record
     if (apart := session.timer.apart) > _APART:
         record.notes.append(
             f"the slowest rank takes {apart:.0%} longer than the fastest, and its time counts"
         )
-    if entrant.is_reference and not session.request.is_race:
-        record.alone_s = session.one_rank_alone_s()
 
 
 def check_last_calls(
@@ -150,5 +151,7 @@ def look_closer_unless_it_fails(session: Session, entrant: Entrant) -> None:
     except Failed:
         raise
     except Exception as error:
+        if here().are_several:  # the others may be in a collective
+            raise
         traceback.print_exc()
         entrant.record.notes.append(f"after its measurement: {first_words(error)}")

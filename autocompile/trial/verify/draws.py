@@ -15,8 +15,9 @@ Two questions are asked of the one program that was compiled:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -358,7 +359,19 @@ def _between(
 
 
 def _loss_of(output: Any) -> float | None:
-    """The only real number of a result, if it has just one."""
+    """The only real number of a result, if it has just one: of several ranks their mean.
+
+    Averaged gradients are the slope of that.
+    """
+    return here().agree(_own_loss_of(output), _mean_of)
+
+
+def _mean_of(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return fmean(known) if len(known) == len(losses) else None
+
+
+def _own_loss_of(output: Any) -> float | None:
     real = [x for _, x in flatten(output).leaves if is_real(x) or isinstance(x, float)]
     if len(real) != 1 or isinstance(real[0], float):
         return real[0] if len(real) == 1 else None

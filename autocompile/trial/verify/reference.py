@@ -343,6 +343,8 @@ class Reference:
             if not self._why_unknown and movement.tries < tries:
                 self._try(number, is_first, tries, movement)
         except Exception as error:
+            if here().are_several:  # the others may be in a collective
+                raise
             self._why_unknown = first_words(error)
         if is_first:
             self.drop_scratch()
@@ -397,7 +399,7 @@ class Reference:
         """
         if not self.is_random or self.draws_by_itself(side):
             return self.is_random
-        return side.left != self._left.get(index, side.left)
+        return here().agree(side.left != self._left.get(index, side.left), any)
 
     def eagers_draws(self) -> EagersDraws:
         """What eager gives over several seeds, which is found once."""
@@ -416,7 +418,7 @@ class Reference:
 
         ``first`` is its last view, of the call ``index`` from its kept state.
         """
-        if not self.eager.drew:
+        if not here().agree(self.eager.drew, any):
             return False
         period = len(self.batches)
         # Few draws, as of stochastic depth, may be the same for some seeds.
@@ -442,7 +444,11 @@ class Reference:
         """Why the user's ``check`` rejects a view; None without one."""
         if not self.check:
             return None
-        return refusal(self.check, want["outputs"], got["outputs"])
+        pairs = [(want["outputs"], got["outputs"])]
+        if here().are_several and self.phase.trains:  # those of each rank
+            pairs = list(zip(*pairs[0], strict=True))
+        found = (refusal(self.check, expected, actual) for expected, actual in pairs)
+        return next(filter(None, found), None)
 
     def why_incomparable(self) -> str:
         """Why nothing can be compared with eager, or an empty string."""

@@ -43,6 +43,7 @@ import torch
 
 from autocompile.errors import first_words
 from autocompile.runtime.compiling import uses_cuda_graphs
+from autocompile.runtime.ranks import here
 from autocompile.store.record import Outcome
 from autocompile.trial.failures import Failed
 from autocompile.trial.measure import telemetry
@@ -398,6 +399,8 @@ def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> No
         try:
             reference.call(reference.kept(), 0)
         except Exception as error:
+            if here().are_several:  # the others may be in a collective
+                raise
             subject.note(f"{size}, eager fails: {first_words(error)}")
             return
         if not subject.draws_otherwise:
@@ -409,8 +412,10 @@ def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> No
 def _why_unfit(reference: Reference, inputs: Any) -> str:
     """Why eager does not take inputs on the CPU, where a wrong index is an error, or empty."""
     target = reference.target
-    if target.device.type == "cpu" or _indexes_nothing(inputs):
+    if here().agree(target.device.type == "cpu" or _indexes_nothing(inputs), all):
         return ""
+    if here().are_several:
+        return "several ranks cannot try such inputs on the CPU first"
     model = target.model_of(reference.name)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     if size > _MOST_ON_CPU:
@@ -421,11 +426,11 @@ def _why_unfit(reference: Reference, inputs: Any) -> str:
         return x.to(cpu) if isinstance(x, torch.Tensor) else x
 
     try:
-        here = dataclasses.replace(
+        there = dataclasses.replace(
             target, model=copy.deepcopy(model).to(cpu), device=cpu
         )
-        here = dataclasses.replace(here, inference_model=None, training_model=None)
-        side = make_side(here, reference.name, rebuilt(inputs, moved))
+        there = dataclasses.replace(there, inference_model=None, training_model=None)
+        side = make_side(there, reference.name, rebuilt(inputs, moved))
         seed_everything(reference.seed)
         side.run()
     except Exception as error:
@@ -625,6 +630,8 @@ def _step_problem(
                 with RoundOtherwise(reference.seed + number):
                     step_with(side, gradients)
             except Exception as error:
+                if here().are_several:  # the others may be in a collective
+                    raise
                 note_unknown(first_words(error), subject.notes)
                 return
             yield side

@@ -83,7 +83,7 @@ def test_two_ranks_of_a_library_train_compiled_as_in_eager_mode(
 def test_settings_of_one_rank_warn_on_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert ranks_of_program() == 2
     tuned = file_of(tmp_path, AOT, ranks=1)
     with pytest.warns(
@@ -95,7 +95,7 @@ def test_settings_of_one_rank_warn_on_two(
 def test_a_wrapper_that_is_made_otherwise_is_refused_or_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     tuned = file_of(tmp_path, CompileConfig("aot_eager", ddp="static_graph"))
     model = torch.nn.Linear(8, 4)
     with pytest.warns(UserWarning, match=r"DataParallel\(model, static_graph=True\)"):
