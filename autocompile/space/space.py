@@ -86,6 +86,7 @@ def spaces_of(request: Request, probes: Mapping[str, ProbeResult]) -> dict[str, 
     phases = next(iter(probes.values())).target["phases"]
     if request.only is None:
         demand_offered(request.space, list(probes.values()))
+    strategy = request.strategy if request.ranks > 1 else ""
     spaces = {}
     for phase in phases:
         if request.only is not None:  # each beside eager mode and plain torch.compile()
@@ -101,7 +102,7 @@ def spaces_of(request: Request, probes: Mapping[str, ProbeResult]) -> dict[str, 
             sizes = sizes_of(phase, request, here.target)
             parts.append(
                 build_space(
-                    request.space, here, _place(phase, here, request), sizes, name
+                    request.space, here, _place(phase, here, strategy), sizes, name
                 )
             )
         spaces[phase] = Space(
@@ -158,7 +159,7 @@ def demand_offered(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
             )
 
 
-def _place(phase: str, probe: ProbeResult, request: Request) -> Place:
+def _place(phase: str, probe: ProbeResult, strategy: str = "") -> Place:
     target = probe.target
     return Place(
         phase,
@@ -169,7 +170,7 @@ def _place(phase: str, probe: ProbeResult, request: Request) -> Place:
         tuple(target.get("optimizers", ())),
         target.get("writes_buffers", {}).get(phase, False),
         workload_of(phase, target).get("kinds", 1),
-        request.strategy if request.ranks > 1 else "",
+        strategy,
     )
 
 
