@@ -189,11 +189,17 @@ def test_a_run_keeps_what_it_was_asked_for(target: Path) -> None:
         assert getattr(request, name) == value, name
 
 
-def test_a_request_is_the_same_after_a_round_through_json() -> None:
-    request = Request("net.py", **VALUES)
+@pytest.mark.parametrize("without", ["ranks", "ray"])  # which do not go together
+def test_a_request_is_the_same_after_a_round_through_json(without: str) -> None:
+    request = Request("net.py", **{n: v for n, v in VALUES.items() if n != without})
     again = Request.from_dict(json.loads(json.dumps(request.to_dict())))
     assert again == request
     assert again.kept(Kept.RUN) == request.kept(Kept.RUN)
+
+
+def test_several_ranks_are_no_matter_of_a_cluster() -> None:
+    with pytest.raises(UsageError, match="--ranks and --ray do not go together"):
+        Request("net.py", ranks=2, ray="auto")
 
 
 @pytest.mark.parametrize("name", [n for n in kept_names(Request, Kept.RESUME)])
