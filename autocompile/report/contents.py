@@ -270,7 +270,7 @@ def _known(phase: PhaseResult) -> Iterator[Line]:
         if caution and not phase.role:
             yield Line("Note", (caution,))
         if wrapping := answer.best.config.wrapping:
-            yield Line("Note", ("wrap the model by ", _code(wrapping)))
+            yield Line("Note", (("wrap the model by ", _code(wrapping)),))
         yield from (Line("Note", (show.plain(note),)) for note in answer.best.notes)
 
 
