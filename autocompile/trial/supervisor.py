@@ -68,15 +68,22 @@ def guard(
     processes.die_with_parent(parent, signal.SIGTERM)
     processes.adopt_orphans()
     processes.keep_others_from_writing()  # compiler caches hold code that is run again
-    supervisor = os.getpid()
-    count = ranks_asked(folder)
     for name in (FAILED_RANK, RANKS_ARE_OVER, MEETING):  # of a first try
         (folder / name).unlink(missing_ok=True)
+    count, supervisor = ranks_asked(folder), os.getpid()
     workers: dict[int, int] = {}
     for rank in range(count):
         if (worker := os.fork()) == 0:
             _be_worker(work, rank, supervisor, descriptor, nonce)
         workers[worker] = rank
+    _wait_for_end(workers, count, descriptor, nonce, folder)
+    os._exit(0)
+
+
+def _wait_for_end(
+    workers: dict[int, int], count: int, descriptor: int, nonce: str, folder: Path
+) -> None:
+    """Wait for the first worker that ends, end all, and say how it has ended."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid in workers:
@@ -93,7 +100,6 @@ def guard(
             failed = json.loads((folder / FAILED_RANK).read_text())
             _say(descriptor, encode(nonce, EventName.RESULT, **failed))
     _say(descriptor, encode(nonce, EventName.WORKER_ENDED, **ended))
-    os._exit(0)
 
 
 def ranks_asked(folder: Path) -> int:
