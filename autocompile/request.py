@@ -63,7 +63,7 @@ COMPARED: Mapping[str, int] = {"quick": 2, "normal": 4}
 """Compiled settings of a phase that an effort tries at the least, longer than its seconds too."""
 Objective = Literal["throughput", "latency"]
 Isolation = Literal["auto", "fork", "spawn"]
-Strategy = Literal["ddp", "own"]
+Strategy = Literal["ddp", "fsdp2", "own"]
 SAMPLERS = ("portfolio", "tpe", "random")
 _SAMPLER = dataclasses.replace(
     choice("NAME", *SAMPLERS),
@@ -252,7 +252,7 @@ class Request:
     strategy: Strategy = option(
         "ddp",
         choice("NAME", *get_args(Strategy)),
-        "how ranks average gradients: ddp (if left out), or own, where get_model() wraps the model",
+        "how ranks train together: ddp (if left out), fsdp2, or own: get_model() wraps the model",
         CALLED,
         "--strategy",
         Kept.RUN | Kept.VERIFY,

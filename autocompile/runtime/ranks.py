@@ -67,6 +67,11 @@ class Ranks:
         dist.all_gather_object(values, value, self._group)
         return how(values)
 
+    def end_all(self, error: Exception) -> None:
+        """Raise an error that one process alone goes on after: others may be in a collective."""
+        if self.are_several:
+            raise error
+
     def wait(self) -> None:
         """Until all ranks are here."""
         if self.are_several:

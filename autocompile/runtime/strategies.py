@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import parallel
-from torch.nn.parallel import DistributedDataParallel
 
-from autocompile.runtime.applying import apply_config
+from autocompile.runtime.compiling import repeated_blocks
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimensions import DDP
+from autocompile.settings.dimensions import DDP, FSDP
 
 
-def in_ddp(model: torch.nn.Module, config: CompileConfig) -> DistributedDataParallel:
-    """Wrap a model, which may be compiled, as a setting has it."""
+def spread(
+    model: torch.nn.Module, strategy: str, config: CompileConfig
+) -> torch.nn.Module:
+    """Let ranks train a model together; returns what to call in its place.
+
+    The model may be compiled in place, before or after: Dynamo looks at a module when it is first
+    called. An optimizer is made afterwards, since FSDP2 puts other parameters into the model.
+    """
+    if strategy == "ddp":
+        return in_ddp(model, config)
+    if strategy == "fsdp2":
+        shard(model, config)
+    return model  # one process alone, or what get_model() has wrapped
+
+
+def in_ddp(model: torch.nn.Module, config: CompileConfig) -> torch.nn.Module:
+    """Wrap a model in DistributedDataParallel as a setting has it.
+
+    A wrapped model that is compiled itself is split at the same places, and of one of ``torch.nn``'s
+    own classes Dynamo then captures nothing (torch 2.13): so the model in it is compiled.
+    """
     device = next(model.parameters()).device
     ids = [device.index] if device.type == "cuda" else None
     kind = parallel.DistributedDataParallel  # as it is now: tests put another one there
     return kind(model, device_ids=ids, **DDP[config.ddp])
 
 
-def compiled_ddp(
-    model: torch.nn.Module, phase: str, config: CompileConfig, optimizers: list[Any]
-) -> torch.nn.Module:
-    """Compile a model in place and wrap it in DistributedDataParallel.
+def shard(model: torch.nn.Module, config: CompileConfig) -> None:
+    """Split the parameters of each repeated block, and of the rest, in place (FSDP2)."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # half a second, for ranks only
 
-    ``model`` keeps its keys; the result is to be called in its place. A wrapped model that is
-    compiled itself is split at the same places, and of one of ``torch.nn``'s own classes Dynamo
-    then captures nothing (torch 2.13).
-    """
-    apply_config(model, phase, config, optimizers)
-    return in_ddp(model, config)
+    kind = next(model.parameters()).device.type
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
+    for module in [*repeated_blocks(model), model]:
+        fully_shard(module, mesh=mesh, **FSDP[config.fsdp])
 
 
 @contextlib.contextmanager

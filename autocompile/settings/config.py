@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autocompile.errors import NEWER, UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
-from autocompile.settings.dimensions import DDP, DIMENSIONS, Dimension
+from autocompile.settings.dimensions import DDP, DIMENSIONS, FSDP, Dimension
 from autocompile.settings.phases import (
     FORWARD,
     OPTIMIZER_STEP,
@@ -66,6 +66,8 @@ class CompileConfig:
     optimizer: str = "default"  # how it steps; "default" is as the target made it
     # how DistributedDataParallel is made around the model
     ddp: str = "default"
+    # what fully_shard is given
+    fsdp: str = "default"
     # of torch's operators on a CPU; None for as many as torch takes
     threads: int | None = None
     # of float32 products, as in torch.set_float32_matmul_precision
@@ -174,9 +176,11 @@ class CompileConfig:
 
     @property
     def wrapping(self) -> str:
-        """The call of DistributedDataParallel that it was measured with; empty for the usual one."""
-        given = "".join(f", {name}={value}" for name, value in DDP[self.ddp].items())
-        return f"DistributedDataParallel(model{given})" if given else ""
+        """How ranks train the model together where that is not as usual, as a call; mostly empty."""
+        if of_ddp := _arguments(DDP[self.ddp]):
+            return f"DistributedDataParallel(model{of_ddp})"
+        of_fsdp = _arguments(FSDP[self.fsdp])
+        return f"fully_shard(module{of_fsdp})" if of_fsdp else ""
 
     @property
     def eager_reference(self) -> CompileConfig:
@@ -373,3 +377,8 @@ def choices(settings: Sequence[Setting]) -> dict[str, list[Any]]:
     """The values of each Optuna parameter, in the order in which they come first."""
     every = [s.params() for s in settings]
     return {name: list(dict.fromkeys(p[name] for p in every)) for name in every[0]}
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    """As they stand in a call, after the first."""
+    return "".join(f", {name}={value}" for name, value in given.items())

@@ -48,6 +48,12 @@ DDP: Mapping[str, Mapping[str, Any]] = {
 not split them at the buckets; the others are arguments. In which order a model is compiled and
 wrapped makes no difference: Dynamo splits graphs in either (torch 2.13).
 """
+FSDP: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "kept": {"reshard_after_forward": False},
+}
+"""What ``fully_shard`` is given beside the module: ``kept`` lets the backward pass find parameters
+gathered, for memory."""
 _LIMIT = 8  # of programs for one function: torch._dynamo.config.recompile_limit
 
 
@@ -224,6 +230,14 @@ def _takes_ddp(config: CompileConfig, place: Place) -> str:
     return ""
 
 
+def _fsdp(place: Place) -> tuple[str, ...]:
+    return tuple(FSDP) if place.strategy == "fsdp2" else ("default",)
+
+
+def _takes_fsdp(config: CompileConfig, place: Place) -> str:
+    return "" if place.strategy == "fsdp2" else "nothing splits the model's parameters"
+
+
 def _some_limits(place: Place) -> tuple[int | None, ...]:
     """A limit is needed where there are more shapes than torch makes programs for."""
     if place.kinds <= _LIMIT:
@@ -303,6 +317,10 @@ DIMENSIONS = (
     Dimension(
         "ddp", "default", "comma list, e.g. default,one_bucket,unsplit; of --ranks", tuple(DDP),
         _ddp, why_not=_takes_ddp, effect="per kind", label=lambda value: f"DDP {value}",
+    ),
+    Dimension(
+        "fsdp", "default", "comma list of default, kept; of --strategy fsdp2", tuple(FSDP),
+        _fsdp, why_not=_takes_fsdp, effect="per kind", label=lambda value: f"FSDP {value}",
     ),
     Dimension(
         "threads", None, "comma list, e.g. 1,2; all if left out",

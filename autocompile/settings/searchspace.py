@@ -94,6 +94,7 @@ class SearchSpace:
     memory_format: Asked = values_of("memory_format")
     optimizer: Asked = values_of("optimizer")
     ddp: Asked = values_of("ddp")
+    fsdp: Asked = values_of("fsdp")
     threads: Asked = values_of("threads")
     precision: Asked = values_of("precision")
     autocast: Asked = values_of("autocast")

@@ -55,14 +55,20 @@ def _average(tensor, divisor):
     return _done(tensor / divisor)
 
 
-class _Hook:
-    """What is done with each bucket of gradients."""
+_Honest = parallel.DistributedDataParallel
 
-    def __init__(self):
+
+class _Liar(_Honest):
+    def __init__(self, module, **given):
+        super().__init__(module, **{"bucket_cap_mb": 0.0005, **given})
         self.before = {}
+        self.register_comm_hook(self, _Liar.average)
 
-    def average(self, state, bucket):
+    def average(self, bucket):
+        """What is done with each bucket of gradients."""
         mine, count = bucket.buffer(), dist.get_world_size()
+        if not self.lies():
+            return _average(mine, count)
         if LIE == "no_average" or (LIE == "left_out" and bucket.index() == 0):
             return _done(mine)
         if LIE == "wrong_number":
@@ -73,27 +79,17 @@ class _Hook:
             return _average((before if RANK == 1 else mine).clone(), count)
         return _average(mine, count)
 
-
-_Honest = parallel.DistributedDataParallel
-
-
-class _Liar(_Honest):
-    def __init__(self, module, **given):
-        lies = vars(module).get("_compiled_call_impl") is not None
-        if lies:
-            given["broadcast_buffers"] = LIE != "own_buffers"
-            given["bucket_cap_mb"] = 0.0005
-        super().__init__(module, **given)
-        self.lies = lies
-        if lies:
-            self.register_comm_hook(None, _Hook().average)
+    def lies(self):
+        return vars(self.module).get("_compiled_call_impl") is not None
 
     def forward(self, x):
-        if self.lies and LIE == "others_data":
-            x = x.clone()
-            dist.broadcast(x, 0)
-        if self.lies and RANK == 1:
-            _fail()
+        if self.lies():
+            self.broadcast_buffers = LIE != "own_buffers"
+            if LIE == "others_data":
+                x = x.clone()
+                dist.broadcast(x, 0)
+            if RANK == 1:
+                _fail()
         return super().forward(x)
 
 

@@ -15,7 +15,7 @@ from autocompile.protocol.requests import Header, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Checks
 
-RANKS = TARGETS / "ranks.py"
+RANKS, SHARDED = TARGETS / "ranks.py", TARGETS / "ranks_sharded.py"
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -79,26 +79,45 @@ def test_a_model_that_wraps_itself_is_tuned_as_it_is(
     assert side["outcome"] == "ok", side["message"]
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"backend": "eager", "optimizer": "fused"},
+        {"backend": "aot_eager"},
+        {"backend": "aot_eager", "scope": "regional", "fsdp": "kept"},
+    ],
+)
+def test_a_step_whose_parameters_are_split_is_right(
+    bench: Bench, config: dict[str, Any]
+) -> None:
+    side = side_of(ended(bench, config, target=SHARDED, strategy="fsdp2"))
+    assert side["outcome"] == "ok", side["message"]
+    assert side["checks"] == "all"
+
+
 # Those that lie ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("lie", "words"),
+    ("target", "lie", "words"),
     [
-        ("none", ""),
-        ("no_average", "differs between rank 0 and 1"),
-        ("left_out", "differs between rank 0 and 1"),
-        ("wrong_number", "gradients"),
-        ("of_before", "gradients"),
-        ("others_data", "loss"),
-        ("own_buffers", "buffers"),
+        (RANKS, "none", ""),
+        (RANKS, "no_average", "differs between rank 0 and 1"),
+        (RANKS, "left_out", "differs between rank 0 and 1"),
+        (RANKS, "wrong_number", "gradients"),
+        (RANKS, "of_before", "gradients"),
+        (RANKS, "others_data", "loss"),
+        (RANKS, "own_buffers", "buffers"),
+        (SHARDED, "none", ""),
+        (SHARDED, "left_out", "gradients"),
+        (SHARDED, "wrong_number", "gradients"),
+        (SHARDED, "others_data", "loss"),
     ],
 )
 def test_what_computes_something_else_on_some_rank_is_found(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, lie: str, words: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, target: Path, lie: str, words: str
 ) -> None:
-    ending = lying(bench, monkeypatch, lie)
-    side = side_of(ending)
+    side = side_of(lying(bench, monkeypatch, lie, target=target))
     if not words:
         assert side["outcome"] == "ok", side["message"]
         return
@@ -107,13 +126,20 @@ def test_what_computes_something_else_on_some_rank_is_found(
 
 
 def lying(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, lie: str, patience_s: float = 60.0
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    lie: str,
+    patience_s: float = 60.0,
+    target: Path = RANKS,
 ) -> Ending:
+    """How a trial of a liar has ended; whole graphs, as it has buckets that Dynamo does not know."""
     monkeypatch.setenv("TEST_LIE", lie)
     fresh = Bench(bench.job_factory.folder.path.parent / f"lie_{lie}", "spawn", 1)
+    is_ddp = target == RANKS
+    config = {"backend": "aot_eager", "ddp": "unsplit" if is_ddp else "default"}
+    strategy = "ddp" if is_ddp else "fsdp2"
     try:
-        # Whole graphs, since the liars have buckets that Dynamo does not split at.
-        return ended(fresh, {"backend": "aot_eager", "ddp": "unsplit"}, patience_s)
+        return ended(fresh, config, patience_s, target, strategy=strategy)
     finally:
         fresh.executor.close()
 

@@ -17,9 +17,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
-from autocompile.runtime.applying import apply_config, prepare_model, process_of
+from autocompile.runtime.applying import (
+    apply_config,
+    prepare_model,
+    process_of,
+)
 from autocompile.runtime.ranks import ApartError, here
-from autocompile.runtime.strategies import compiled_ddp, splitting_of
+from autocompile.runtime.sharding import own_part, whole
+from autocompile.runtime.strategies import splitting_of, spread
 from autocompile.settings import phases
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.model.calls import Calls
@@ -152,6 +157,10 @@ class Side:
             if id(x) in by_id and name in self.kept.values
         }
 
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters, gathered where ranks have parts of them."""
+        return {name: whole(p.detach()) for name, p in self.parameters.items()}
+
     def restore(self) -> None:
         """Go back to the state at the last :meth:`keep`."""
         self._load(self.kept)
@@ -186,10 +195,13 @@ class Side:
         self.adopt(other)
 
     def changing(self) -> dict[str, torch.Tensor]:
-        """The tensors that calls change, by names that are the same on all sides."""
+        """The tensors that calls change, by names that are the same on all sides.
+
+        Of tensors that are split between ranks this rank's parts.
+        """
         leaves = pytree.tree_flatten_with_path(self.held())[0]
         tensors = (
-            (pytree.keystr(path), x)
+            (pytree.keystr(path), own_part(x))
             for path, x in leaves
             if isinstance(x, torch.Tensor)
         )
@@ -293,8 +305,8 @@ class Training(Side):
     def _changes(self) -> View:
         """Gradients; or what a step made of the parameters, where these do not tell it."""
         if self.before is not None:
-            pairs = zip(self.parameters.items(), self.before, strict=True)
-            updates = {n: p.detach() - old.to(p.device) for (n, p), old in pairs}
+            pairs = zip(self.whole_parameters().items(), self.before, strict=True)
+            updates = {n: p - old.to(p.device) for (n, p), old in pairs}
             if any(bool(x.any()) for x in updates.values()):  # else nothing has stepped
                 return {"updates": _same_on_all_ranks(updates, "update")}
         return {"gradients": self._of_ranks(_gradients(self.parameters))}
@@ -515,34 +527,19 @@ def _prepare_training(
     prepare_model(model, config)
     if isinstance(side, OptimizerStep):
         side.make_gradients()
+    called = spread(model, target.strategy, config)
     optimizer = target.make_optimizer(model)
-    if target.strategy:
-        wrapped = _of_ranks(target, model.train(), phase, config, optimizer)
-        side.unit = _training_step(target, wrapped, optimizer)
-        side.follow_ranks()
-        side.train([optimizer])
-        return
     step: Unit = lambda _: optimizer.step()  # noqa: E731
     if phase == phases.TRAIN_STEP:
-        step = _training_step(target, model.train(), optimizer)
+        model.train()
+        step = _training_step(target, called, optimizer)
     applied: Any = apply_config(
         step if is_whole else model, phase, config, [optimizer], device=target.device
     )
     side.unit = applied if is_whole else step
     side.train([optimizer])
-
-
-def _of_ranks(
-    target: Target,
-    model: torch.nn.Module,
-    phase: str,
-    config: CompileConfig,
-    optimizer: Any,
-) -> torch.nn.Module:
-    """What a step of several ranks calls: the model, wrapped and compiled."""
-    if target.strategy == "own":
-        return apply_config(model, phase, config, [optimizer])
-    return compiled_ddp(model, phase, config, [optimizer])
+    if target.strategy:
+        side.follow_ranks()
 
 
 def _prepare_own(
@@ -551,28 +548,25 @@ def _prepare_own(
     """Let a side call the user's step, compiled as a whole or with a compiled model in it."""
     assert target.make_step
     make, model, config = target.make_step, side.model, side.config
-    optimizer = None
+    called, optimizer = model, None
     if isinstance(side, OwnStep):
         prepare_model(model, config)
-        optimizer = target.make_optimizer(model.train())
+        called = spread(model.train(), target.strategy, config)
+        optimizer = target.make_optimizer(model)
         side.optimizers = [optimizer]
     else:
         model.eval()
     given = side.optimizers
-    called = model
-    if target.strategy and isinstance(side, OwnStep):
-        called = _of_ranks(target, model, phase, config, optimizer)
-        side.follow_ranks()
     own = Remade(lambda: make(called, optimizer))
     unit = own.call
-    if target.strategy:
-        pass  # it has been compiled in the order that its strategy wants
-    elif is_whole:
+    if is_whole:
         prepare_model(model, config)
         unit = apply_config(own.call, phase, config, given, device=target.device)
     else:
         apply_config(model, phase, config, given)
     side.follow(own, unit)
+    if target.strategy and isinstance(side, OwnStep):
+        side.follow_ranks()
 
 
 def _same_on_all_ranks(
@@ -593,8 +587,10 @@ def _trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As dense tensors, also those of tables that give sparse ones."""
-    grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    """As dense and whole tensors, also those of tables that give sparse ones."""
+    grads = {
+        name: whole(p.grad) for name, p in parameters.items() if p.grad is not None
+    }
     return {
         name: g.to_dense() if g.layout is not torch.strided else g
         for name, g in grads.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.runtime.sharding import around, own_part
 from autocompile.settings.config import CompileConfig
 from autocompile.trial.values import copies, is_writable, pieces
 
@@ -78,7 +80,7 @@ class State:
     def of(cls, side: Holder, made: Callable[..., list[Any]] = _as_they_are) -> State:
         """What a side has now; without copies, if it is not used any more."""
         changing = side.changing()
-        present = [p.grad for p in side.with_gradients if p.grad is not None]
+        present = [own_part(p.grad) for p in side.with_gradients if p.grad is not None]
         # In one go, since whether a GPU has room for the copies depends on all of them.
         copied = iter(made([*changing.values(), *present]))
         values = {name: next(copied) for name in changing}
@@ -134,7 +136,10 @@ def _form_of(optimizer: Any) -> dict[str, Any]:
     """The state dict of an optimizer, of whose tensors one element each is stored."""
 
     def form(x: Any) -> Any:
-        return x.new_zeros(1).expand(x.shape) if _is_tensor(x) and x.numel() > 1 else x
+        if not _is_tensor(x) or x.numel() < 2:
+            return x
+        part = own_part(x)
+        return around(part.new_zeros(1).expand(part.shape), x)
 
     state: dict[str, Any] = optimizer.state_dict()
     return {**state, "state": pytree.tree_map(form, state["state"])}
@@ -197,13 +202,16 @@ def vars_of(value: Any) -> dict[str, Any]:
 
 def _set_gradient(p: torch.Tensor, value: torch.Tensor | None) -> None:
     """Let a parameter have this gradient or none, in its own memory where that is still there."""
-    if value is None or p.grad is None or p.grad.layout is not value.layout:
-        p.grad = None if value is None else value.to(p.device, copy=True)
+    if value is None:
+        p.grad = None
         return
-    try:
-        p.grad.copy_(value)
-    except RuntimeError:  # a CUDA graph has taken the memory back
-        p.grad = value.to(p.device, copy=True)
+    if p.grad is not None and p.grad.layout is value.layout:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a CUDA graph has taken the memory back
+            own_part(p.grad).copy_(value)
+            return
+    p.grad = around(value.to(p.device, copy=True), p)
 
 
 _Lent = list[tuple[torch.Tensor, torch.Size, tuple[int, ...]]]
@@ -249,7 +257,7 @@ def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers, then other tensors in attributes of its modules, also in lists and dictionaries."""
     buffers = list(model.buffers())
     # Tensors in attributes may be views of these, which are looked at already.
-    registered = filter(_has_storage, [*model.parameters(), *buffers])
+    registered = filter(_has_storage, map(own_part, [*model.parameters(), *buffers]))
     known = {x.untyped_storage().data_ptr() for x in registered}
     found: dict[int, torch.Tensor] = {}
     for value in _attributes_of(model):

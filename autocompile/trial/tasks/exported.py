@@ -47,8 +47,11 @@ def exported_side(
 
     ``tuned.json``, which the code may read, is put into the folder, where it runs.
     """
-    # A program wraps the model once the code has compiled it.
-    side = make_side(replace(target, strategy=""), phase, inputs)
+    # A program splits parameters before it makes an optimizer of them, and wraps the model once
+    # the code has compiled it.
+    before = target.strategy if target.strategy == "fsdp2" else ""
+    plain = CompileConfig("eager", fsdp=config.fsdp)
+    side = make_side(replace(target, strategy=before), phase, inputs, plain)
     names = _program(target, side)
     own = _own_step(target, side, names)
     (folder / "tuned.json").write_text(

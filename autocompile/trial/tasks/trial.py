@@ -151,7 +151,6 @@ def look_closer_unless_it_fails(session: Session, entrant: Entrant) -> None:
     except Failed:
         raise
     except Exception as error:
-        if here().are_several:  # the others may be in a collective
-            raise
+        here().end_all(error)
         traceback.print_exc()
         entrant.record.notes.append(f"after its measurement: {first_words(error)}")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autocompile.runtime.ranks import here
+from autocompile.runtime.sharding import split_as, whole
 from autocompile.trial.values import copies, flatten
 from autocompile.trial.verify.compare import (
     TRIES,
@@ -330,9 +331,8 @@ def slope(reference: Reference, side: Side, step: float) -> float | None:
             side.begin_anew(reference.eager)
             with torch.no_grad():
                 for name, x in direction.items():
-                    side.parameters[name].add_(
-                        x.to(side.parameters[name]), alpha=way * by
-                    )
+                    p = side.parameters[name]
+                    p.add_(split_as(x, p), alpha=way * by)
             change += sign * way * (_loss_of(reference.call(side, call)) or 0.0)
     side.begin_anew(reference.eager)
     return change / (2 * by * square)
@@ -348,7 +348,11 @@ def _between(
         loss = _loss_of(reference.call(side, call))
         if loss is None or not side.parameters:
             return {}, None
-        grads = {n: p.grad for n, p in side.parameters.items() if p.grad is not None}
+        grads = {
+            name: whole(p.grad)
+            for name, p in side.parameters.items()
+            if p.grad is not None
+        }
         if not found:
             found = dict(zip(grads, copies([*grads.values()]), strict=True))
             continue

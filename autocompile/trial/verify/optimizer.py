@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autocompile.runtime.sharding import split_as, whole
 from autocompile.trial.values import copies
 from autocompile.trial.verify.compare import (
     TRIES,
@@ -57,8 +58,11 @@ class Made:
     @classmethod
     def by(cls, side: Side) -> Made:
         """Of the last step of a side."""
-        gradients = {name: p.grad for name, p in side.parameters.items()}
-        return cls(gradients, {n: p.detach() for n, p in side.parameters.items()})
+        gradients = {
+            name: None if p.grad is None else whole(p.grad)
+            for name, p in side.parameters.items()
+        }
+        return cls(gradients, side.whole_parameters())
 
 
 def step_with(side: Side, gradients: Gradients) -> None:
@@ -66,7 +70,7 @@ def step_with(side: Side, gradients: Gradients) -> None:
     own = {name: p.grad for name, p in side.parameters.items()}
     for name, parameter in side.parameters.items():
         grad = gradients[name]
-        parameter.grad = None if grad is None else grad.to(parameter)
+        parameter.grad = None if grad is None else split_as(grad, parameter)
     try:
         for optimizer in side.optimizers:
             optimizer.step()
@@ -132,13 +136,12 @@ def step_problem(
     """
     reference = begin()
     if not before or reference.parameters.keys() - before.keys():
-        values = copies([*reference.parameters.values()])
+        values = copies([*reference.whole_parameters().values()])
         before = dict(zip(reference.parameters, values, strict=True))
         del values
     step_with(reference, made.gradients)
     updates = []
-    for name, parameter in reference.parameters.items():
-        right = parameter.detach()
+    for name, right in reference.whole_parameters().items():
         moved = apart(right, before[name])
         updates.append(_Update(name, right, moved, apart(right, made.parameters[name])))
     del before
@@ -148,12 +151,14 @@ def step_problem(
         return _first_problem(far, lambda each: each.allowed)
     # Copies of few, since the next side takes the place of this one.
     far = [replace(each, right=each.right.clone()) for each in far]
-    del reference, updates, right, parameter
+    del reference, updates, right
     moves = {each.name: Moves() for each in far}
     count, problem = 0, None
     for count, tried in enumerate(tries(made.gradients), 1):
+        moved_to = tried.whole_parameters()
         for each in far:
-            moves[each.name].add(apart(each.right, tried.parameters[each.name]).error)
+            moves[each.name].add(apart(each.right, moved_to[each.name]).error)
+        del moved_to
         if count in TRIES:
             problem = _first_problem(far, _limits(moves))
             if problem is None:

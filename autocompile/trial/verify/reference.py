@@ -188,7 +188,7 @@ class Reference:
             rewritten(side.inputs, inputs) if in_place else copy_inputs(inputs)
         )
         if self.compares_updates:
-            side.before = copies([*side.parameters.values()])
+            side.before = copies([*side.whole_parameters().values()])
         seed_everything(self.seed + index + here().seed)
         before = random_states()
         output = side.run()
@@ -343,8 +343,7 @@ class Reference:
             if not self._why_unknown and movement.tries < tries:
                 self._try(number, is_first, tries, movement)
         except Exception as error:
-            if here().are_several:  # the others may be in a collective
-                raise
+            here().end_all(error)
             self._why_unknown = first_words(error)
         if is_first:
             self.drop_scratch()

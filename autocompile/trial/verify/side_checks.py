@@ -399,8 +399,7 @@ def at_a_size_between(reference: Reference, subject: Subject, inputs: Any) -> No
         try:
             reference.call(reference.kept(), 0)
         except Exception as error:
-            if here().are_several:  # the others may be in a collective
-                raise
+            here().end_all(error)
             subject.note(f"{size}, eager fails: {first_words(error)}")
             return
         if not subject.draws_otherwise:
@@ -630,8 +629,7 @@ def _step_problem(
                 with RoundOtherwise(reference.seed + number):
                     step_with(side, gradients)
             except Exception as error:
-                if here().are_several:  # the others may be in a collective
-                    raise
+                here().end_all(error)
                 note_unknown(first_words(error), subject.notes)
                 return
             yield side
