@@ -32,6 +32,7 @@ from autocompile.runtime.applying import (
 )
 from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
+from autocompile.runtime.ranks import of_rank_0
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
@@ -63,8 +64,8 @@ class _Tuned(_Actor):  # type: ignore[misc]
 
     @functools.cached_property
     def tuned(self) -> Tuned:
-        """The settings that fit this process's device."""
-        fitting = self.tuned_set.fitting(describe(self._device))
+        """The settings that fit this process's device; of several learners the first one's."""
+        fitting = self.tuned_set.fitting(describe(self._device), of_rank_0)
         demand_usable(fitting)
         return fitting
 

@@ -20,6 +20,7 @@ from ray.rllib.utils import force_list
 
 from autocompile.errors import UsageError
 from autocompile.rllib.actors import TunedLearner, TunedRunner, demand_usable
+from autocompile.settings.phases import LEARNER_UPDATE
 from autocompile.settings.tuned import TunedSet
 
 _ANSWER_S = 30.0  # timeout for the answer of a runner or learner
@@ -69,6 +70,10 @@ def tuned(
             hint="config.api_stack(enable_rl_module_and_learner=True, "
             "enable_env_runner_and_connector_v2=True)",
         )
+    learners = max(1, config.num_learners)
+    for entry in tuned_set.entries:
+        if LEARNER_UPDATE in entry.phases and (words := entry.of_other_ranks(learners)):
+            warnings.warn(words, stacklevel=2)
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
     extended = functools.partial(

@@ -28,10 +28,15 @@ _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
 class LearnerUpdates:
-    """Gradient updates of a full RLModule, which they change, by the Learner of its config."""
+    """Gradient updates of a full RLModule, which they change, by the Learner of its config.
 
-    def __init__(self, config: Any, module: Any) -> None:
+    ``count`` learners average gradients, each on a minibatch of its own, in a process group that is
+    there: RLlib then wraps the module in DistributedDataParallel.
+    """
+
+    def __init__(self, config: Any, module: Any, count: int = 1) -> None:
         local = _in_this_process(config)
+        local.num_learners = count if count > 1 else 0
         agents = MultiRLModule()
         agents.add_module(DEFAULT_MODULE_ID, module)
         device = next(module.parameters()).device

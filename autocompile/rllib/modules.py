@@ -103,7 +103,8 @@ def _from_config(config: Any) -> Target:
     _take_evaluation(config, envs, target)
     if config.enable_rl_module_and_learner:
         target.library = replace(
-            _CALLS, make_updates=lambda model: LearnerUpdates(config, model)
+            _CALLS,
+            make_updates=lambda model, count: LearnerUpdates(config, model, count),
         )
         if config.minibatch_size or getattr(config, "replay_buffer_config", None):
             target.phase_inputs[LEARNER_UPDATE] = lambda c: minibatch(

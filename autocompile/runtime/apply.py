@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from autocompile.runtime.applying import Used, apply_config, apply_to_optimizer
 from autocompile.runtime.devices import device_of
 from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
-from autocompile.runtime.ranks import ranks_of_program
+from autocompile.runtime.ranks import of_rank_0, ranks_of_program
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -63,7 +64,7 @@ def apply(
     entries = TunedSet.read(settings)
 
     def applied(where: torch.device) -> Used:
-        tuned = entries.fitting(describe(where))
+        tuned = entries.fitting(describe(where), of_rank_0)
         if keep_memory and where.type == "cpu":
             keep_in_program()
         return _applied(model, tuned, phase, batch_size, optimizer, where)
@@ -175,14 +176,9 @@ def _applied(
 
 def _warn_of_ranks(tuned: Tuned, config: CompileConfig) -> None:
     """Warn where another number of processes averages gradients than in the measurement."""
-    measured, here = int(tuned.decided_by.get("ranks", 1)), ranks_of_program()
-    if measured != here:
-        warnings.warn(
-            f"the settings were measured with {measured} rank{'s' * (measured != 1)}, and this "
-            f"program has {here}: results are the same, speed may differ. "
-            f"autocompile tune --ranks {here} measures it",
-            stacklevel=5,
-        )
+    here = ranks_of_program()
+    if words := tuned.of_other_ranks(here):
+        warnings.warn(words, stacklevel=5)
     if config.wrapping and here > 1:
         warnings.warn(f"it was measured with {config.wrapping}", stacklevel=5)
 
@@ -195,14 +191,8 @@ def _demand_fit(
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
-    is_wrapped = isinstance(model, DistributedDataParallel)
-    if is_wrapped and (config.changed("model") or config.wrapping):
-        wrapping = config.wrapping or "DistributedDataParallel(model)"
-        raise UsageError(
-            "DistributedDataParallel has taken the model as it was, and this setting changes how it "
-            "is wrapped or how its weights lie",
-            hint=f"autocompile.apply(model, ...), then {wrapping}",
-        )
+    if is_module and (wrapped := _wrapping_of(model)):
+        _demand_order(model, wrapped, config, optimizer)
     more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
     whole = phases.phase_of(phase).whole
     if is_module and is_whole:
@@ -221,6 +211,40 @@ def _demand_fit(
     ):
         raise UsageError(
             f"the settings of {phase} are about an optimizer: optimizer=..."
+        )
+
+
+def _wrapping_of(model: torch.nn.Module) -> str:
+    """What lets ranks train it together, as people write it; empty where nothing does yet."""
+    if isinstance(model, DistributedDataParallel):
+        return "DistributedDataParallel(model)"
+    fsdp = sys.modules.get(
+        "torch.distributed.fsdp"
+    )  # slow to import, and in use if it was
+    return "fully_shard(model)" if fsdp and isinstance(model, fsdp.FSDPModule) else ""
+
+
+def _demand_order(
+    model: torch.nn.Module,
+    wrapped: str,
+    config: CompileConfig,
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    """Raise a UsageError if a model that ranks train together came to be so too early or too late."""
+    if config.changed("model") or config.wrapping:
+        raise UsageError(
+            f"{wrapped} has taken the model as it was, and this setting changes how it is wrapped "
+            "or how its weights lie",
+            hint=f"autocompile.apply(model, ...), then {config.wrapping or wrapped}",
+        )
+    if optimizer is None or isinstance(model, DistributedDataParallel):
+        return
+    own = {id(p) for p in model.parameters()}
+    if not any(id(p) in own for g in optimizer.param_groups for p in g["params"]):
+        raise UsageError(
+            "the optimizer has none of the model's parameters: fully_shard(model) put others into "
+            "it, so the optimizer trains nothing",
+            hint="fully_shard(model), then optimizer = ...(model.parameters())",
         )
 
 
@@ -246,7 +270,7 @@ class InTraining:
         ``not_fused`` says why the trainer takes no fused step, which then stays as it is.
         """
         device = device_of(model) or torch.device("cpu")
-        tuned = self._settings.fitting(describe(device))
+        tuned = self._settings.fitting(describe(device), of_rank_0)
         name = (
             phases.TRAIN_STEP if phases.TRAIN_STEP in tuned.phases else phases.FORWARD
         )

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +20,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from autocompile.errors import TargetError
+
 _Value = TypeVar("_Value")
 
 # Longer than any deadline of the parent, which ends what hangs.
 _TIMEOUT = datetime.timedelta(days=1)
+# For rank 0 of a user's program, which may be busy with its data.
+_PATIENCE = datetime.timedelta(seconds=60)
+_asked = itertools.count()
 _CHUNK = 2**22  # numbers whose bits are summed up at once
 
 
@@ -30,11 +37,16 @@ def first(values: Sequence[_Value]) -> _Value:
     return values[0]
 
 
-class ApartError(Exception):
+class ApartError(TargetError):
     """What all ranks must have alike differs between them: they train different models."""
 
     def __init__(self, what: str, problem: str) -> None:
-        super().__init__(f"the {what} of {problem}, so ranks train different models")
+        super().__init__(
+            f"the {what} of {problem}, so ranks train different models",
+            "where the loss does not use a parameter, DistributedDataParallel averages nothing",
+            hint="requires_grad_(False) for what is not used; or --strategy own, and get_model() "
+            "returns DistributedDataParallel(model, find_unused_parameters=True)",
+        )
 
 
 class Ranks:
@@ -142,6 +154,31 @@ def ranks_of_program() -> int:
         return int(dist.get_world_size())
     asked = os.environ.get("LOCAL_WORLD_SIZE", "1")  # which only torchrun sets
     return int(asked) if asked.isdecimal() else 1
+
+
+def of_rank_0(number: int) -> int:
+    """Rank 0's number, in each rank of a user's program, which all ask for it in the same order.
+
+    Through the store in which its processes met, so that no collective waits. One that rank 0 has
+    not told in a minute keeps its own, with a warning.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return number
+    store: Any = dist.distributed_c10d._get_default_store()
+    key = f"autocompile/{next(_asked)}"
+    if dist.get_rank() == 0:
+        store.set(key, str(number))
+        return number
+    try:
+        store.wait([key], _PATIENCE)
+    except dist.DistStoreError:
+        warnings.warn(
+            f"rank 0 has not applied its settings in {_PATIENCE.seconds} s: this rank takes those "
+            "that fit its own device",
+            stacklevel=5,
+        )
+        return number
+    return int(store.get(key))
 
 
 def join(meeting: Path, device_type: str) -> Ranks:

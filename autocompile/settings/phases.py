@@ -73,8 +73,8 @@ PHASES: Mapping[str, Phase] = {
     INFERENCE_STEP: _own(prior=FORWARD),
 }
 
-OF_RANKS = (TRAIN_STEP, STEP)
-"""The phases that several ranks can make together."""
+OF_RANKS = (TRAIN_STEP, LEARNER_UPDATE, STEP)
+"""The phases that several ranks can make together; a library's updates wrap the model themselves."""
 FORWARD_PHASES = tuple(name for name, phase in PHASES.items() if phase.is_forward)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,17 @@ class Tuned:
     decided_by: Mapping[str, Any] = field(default_factory=dict)
     # Where the file of settings was read; empty if they are of no file.
     folder: str = field(default="", compare=False)
+
+    def of_other_ranks(self, here: int) -> str:
+        """What to know where so many processes train together; empty if they were as many."""
+        measured = int(self.decided_by.get("ranks", 1))
+        if measured == here:
+            return ""
+        return (
+            f"the settings were measured with {measured} rank{'s' * (measured != 1)}, and this "
+            f"program has {here}: results are the same, speed may differ. "
+            f"autocompile tune --ranks {here} measures it"
+        )
 
     def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
         """The choice for a batch size, or of the nearest one that was measured.
@@ -236,8 +247,13 @@ class TunedSet:
 
     entries: tuple[Tuned, ...]  # at least one, the one to prefer among equals first
 
-    def fitting(self, here: Mapping[str, Any]) -> Tuned:
-        """The entry of a machine, or else of the one that is most like it."""
+    def fitting(
+        self, here: Mapping[str, Any], agree: Callable[[int], int] = int
+    ) -> Tuned:
+        """The entry of a machine, or else of the one that is most like it.
+
+        ``agree`` makes of the number of an entry that which all processes of a program take.
+        """
 
         def distance(entry: Tuned) -> tuple[bool, bool, int]:
             differences = unlike(entry.fingerprint, here)
@@ -247,7 +263,10 @@ class TunedSet:
                 len(differences),
             )
 
-        return min(self.entries, key=distance)
+        if len(self.entries) == 1:
+            return self.entries[0]
+        own = min(self.entries, key=distance)
+        return self.entries[agree(self.entries.index(own))]
 
     def to_dict(self) -> dict[str, Any]:
         first, *others = [entry.to_dict() for entry in self.entries]

@@ -161,6 +161,8 @@ def demand_offered(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
 
 def _place(phase: str, probe: ProbeResult, strategy: str = "") -> Place:
     target = probe.target
+    if strategy and phase_of(phase).is_update:
+        strategy = "own"  # the library wraps the model
     return Place(
         phase,
         probe.environment["device"].split(":")[0],

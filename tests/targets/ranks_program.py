@@ -20,9 +20,18 @@ KIND, SETTINGS, RESULT = sys.argv[1:]
 STEPS, SIZE = 3, 8
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.back = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.back(self.wide(x).tanh())
+
+
 def made():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    return nn.Sequential(Block(), Block(), nn.Linear(8, 4))
 
 
 def data():
@@ -53,6 +62,39 @@ def by_hand():
     if KIND == "after":
         autocompile.apply(wrapped, SETTINGS, "train_step", optimizer=optimizer)
     loop(wrapped, optimizer)
+    return model
+
+
+def by_fsdp2():
+    """Blocks of their own and the rest are split between ranks, then an optimizer is made."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    model, mesh = made(), init_device_mesh("cpu", (dist.get_world_size(),))
+    if KIND == "fsdp2_before":
+        autocompile.apply(model, SETTINGS, "train_step")
+    for module in (model[0], model[1], model):
+        fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if KIND == "fsdp2_after":
+        autocompile.apply(model, SETTINGS, "train_step", optimizer=optimizer)
+    loop(model, optimizer)
+    return model
+
+
+def by_fsdp2_too_late():
+    """The optimizer has parameters that the model does not have any more."""
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fully_shard(model)
+    try:
+        autocompile.apply(model, SETTINGS, "train_step", optimizer=optimizer)
+    except autocompile.errors.UsageError as error:
+        warnings.warn(str(error), stacklevel=1)
     return model
 
 
@@ -138,6 +180,9 @@ def by_transformers():
 
 
 KINDS = {
+    "fsdp2_before": by_fsdp2,
+    "fsdp2_after": by_fsdp2,
+    "fsdp2_too_late": by_fsdp2_too_late,
     "accelerate": by_accelerate,
     "lightning": by_lightning,
     "transformers": by_transformers,
@@ -145,12 +190,13 @@ KINDS = {
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     model = KINDS.get(KIND, by_hand)()
+weights = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
 if dist.get_rank() == 0:
     compiled = vars(model).get("_compiled_call_impl")
     found = {
         "calls": compiled.calls if compiled else 0,
         "graphs": compiled.graphs if compiled else 0,
-        "weights": [p.tolist() for p in model.parameters()],
+        "weights": [p.tolist() for p in weights],
         "said": [str(each.message) for each in said],
     }
     with open(RESULT, "w") as file:

@@ -493,9 +493,7 @@ def make_side(
     side = _family_of(phase)(model, known.trains, inputs, config, process)
     is_whole = is_whole or config.scope == "step"
     if isinstance(side, LibraryUpdate):
-        assert target.library
-        assert target.library.make_updates
-        side.take(target.library.make_updates(model))
+        side.take(target.updates(model))
         apply_config(model, phase, config, side.optimizers)
     elif isinstance(side, (OwnStep, OwnCalls)):
         _prepare_own(target, side, phase, is_whole)

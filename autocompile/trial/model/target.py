@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from autocompile.errors import TargetError, first_words
+from autocompile.runtime.ranks import here
 from autocompile.settings import phases
 from autocompile.trial.model.calls import Arguments, Calls, Workload
 from autocompile.trial.values import rebuilt, result_tensors
@@ -55,7 +56,8 @@ class LibraryCalls:
         title: as people write it.
         make_call: what is done with the inputs of one call in a phase, from the model, the phase
             and the counters of a side, which it may add to.
-        make_updates: its own updates of a model; None where the target has none.
+        make_updates: its own updates of a model by one of so many processes; None where the target
+            has none.
         start: calls a model as a worker does when it starts, for a phase and a batch size;
             returns whether that could be done.
     """
@@ -63,7 +65,7 @@ class LibraryCalls:
     title: str
     make_call: Callable[[Any, str, dict[str, Any]], Callable[[Any], Any]]
     start: Callable[[Any, str, int], bool]
-    make_updates: Callable[[Any], Updates] | None = None
+    make_updates: Callable[[Any, int], Updates] | None = None
 
 
 @dataclass
@@ -173,6 +175,12 @@ class Target:
         for model in (self.model, self.inference_model, self.training_model):
             if model is not None:
                 model.to(device)
+
+    def updates(self, model: Any) -> Updates:
+        """The library's updates of a model, by all ranks that train together."""
+        assert self.library
+        assert self.library.make_updates
+        return self.library.make_updates(model, here().count if self.strategy else 1)
 
     def known_phases(self) -> tuple[str, ...]:
         """The phases that it has, in the order of their table."""

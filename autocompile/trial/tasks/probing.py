@@ -413,8 +413,8 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         optimizers = [target.make_optimizer(model)]
     facts = described(optimizers[0], model) if optimizers else None
     for phase in phases:
-        if PHASES[phase].is_update and target.library and target.library.make_updates:
-            made = target.library.make_updates(target.fresh_model(phase))
+        if PHASES[phase].is_update:
+            made = target.updates(target.fresh_model(phase))
             optimizers += made.optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return {

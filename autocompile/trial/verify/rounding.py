@@ -8,8 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from autocompile.runtime.sharding import is_split
 
 # The arguments of products that tensor cores round to TF32. What is added to a product, and what
 # a backward pass keeps of a softmax, stays in float32.
@@ -100,7 +103,12 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        inexact = [x for x in pytree.arg_tree_leaves(*args) if _is_inexact(x)]
+        given = pytree.arg_tree_leaves(*args)
+        if any(map(is_split, given)):
+            return NotImplemented  # what it does with its parts comes here again
+        if any(isinstance(x, FakeTensor) for x in given):  # a look at the split result
+            return function(*args, **(kwargs or {}))
+        inexact = [x for x in given if _is_inexact(x)]
         if not inexact or not _rounds(function):
             return function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from autocompile.runtime import ranks
 from autocompile.trial.verify.compare import Movement, compare
 from autocompile.trial.verify.outputs import View
 from autocompile.trial.verify.rounding import RoundOtherwise
@@ -87,3 +89,22 @@ def test_sums_of_zeros_and_infinities_stay(kind: str) -> None:
 def test_a_convolution_of_no_samples_is_one() -> None:
     with RoundOtherwise(0):
         assert nn.Conv2d(1, 2, 3)(torch.randn(0, 1, 8, 8)).shape == (0, 2, 6, 6)
+
+
+def test_of_a_tensor_that_is_split_between_ranks_the_own_part_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    monkeypatch.setattr(ranks, "_here", ranks.Ranks(0, 2))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        part = torch.rand(1000) + 2
+        split = DTensor.from_local(part, init_device_mesh("cpu", (1,)), [Shard(0)])
+        with RoundOtherwise(0):
+            product = split * 3
+        moved = (product.to_local() - part * 3).abs()
+        assert 0.02 < float((moved > 0).double().mean()) < 0.1
+        assert float(moved.max()) < 3e-6
+    finally:
+        dist.destroy_process_group()
