@@ -113,6 +113,8 @@ def by_accelerate():
 
 def by_lightning():
     import pytorch_lightning as lightning
+    from pytorch_lightning.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
 
     from autocompile.lightning import TunedCallback
 
@@ -120,6 +122,10 @@ def by_lightning():
         def __init__(self):
             super().__init__()
             self.net = made()
+
+        def configure_model(self):
+            if KIND == "lightning_fsdp2":
+                fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, x, number):
             return self.net(x).square().mean()
@@ -131,7 +137,7 @@ def by_lightning():
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy="ddp",
+        strategy=ModelParallelStrategy() if KIND == "lightning_fsdp2" else "ddp",
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
@@ -185,6 +191,7 @@ KINDS = {
     "fsdp2_too_late": by_fsdp2_too_late,
     "accelerate": by_accelerate,
     "lightning": by_lightning,
+    "lightning_fsdp2": by_lightning,
     "transformers": by_transformers,
 }
 with warnings.catch_warnings(record=True) as said:

@@ -24,6 +24,7 @@ def ended(
     config: dict[str, Any],
     patience_s: float = PATIENCE_S,
     target: Path = RANKS,
+    phase: str = "train_step",
     **header: Any,
 ) -> Ending:
     """How a trial of two ranks has ended."""
@@ -31,7 +32,7 @@ def ended(
     side = Side(CompileConfig.from_dict(config), checks=Checks.ALL)
     request = TrialRequest(
         header=Header(**asked),
-        phase="train_step",
+        phase=phase,
         sides=(side,),
         batch_size=8,
         limits=SHORT,
@@ -93,6 +94,15 @@ def test_a_step_whose_parameters_are_split_is_right(
     side = side_of(ended(bench, config, target=SHARDED, strategy="fsdp2"))
     assert side["outcome"] == "ok", side["message"]
     assert side["checks"] == "all"
+
+
+@pytest.mark.slow
+def test_updates_of_two_learners_are_tuned_as_one(bench: Bench) -> None:
+    target = Path(f"{TARGETS / 'rl.py'}:config")
+    config = {"backend": "aot_eager", "optimizer": "fused"}
+    side = side_of(ended(bench, config, target=target, phase="learner_update"))
+    assert side["outcome"] == "ok", side["message"]
+    assert side["ranks"] == 2
 
 
 # Those that lie ----------------------------------------------------------------------------------
