@@ -67,6 +67,7 @@ TYPED = {
     "ranks": "2",
     "strategy": "own",
     "space.ddp": "one_bucket",
+    "space.fsdp": "kept",
     "jobs": "2",
     "timeout_s": "90.5",
     "memory_limit_bytes": "3GB",

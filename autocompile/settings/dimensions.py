@@ -234,7 +234,7 @@ def _fsdp(place: Place) -> tuple[str, ...]:
     return tuple(FSDP) if place.strategy == "fsdp2" else ("default",)
 
 
-def _takes_fsdp(config: CompileConfig, place: Place) -> str:
+def _no_fsdp(place: Place) -> str:
     return "" if place.strategy == "fsdp2" else "nothing splits the model's parameters"
 
 
@@ -320,7 +320,7 @@ DIMENSIONS = (
     ),
     Dimension(
         "fsdp", "default", "comma list of default, kept; of --strategy fsdp2", tuple(FSDP),
-        _fsdp, why_not=_takes_fsdp, effect="per kind", label=lambda value: f"FSDP {value}",
+        _fsdp, missing=_no_fsdp, effect="per kind", label=lambda value: f"FSDP {value}",
     ),
     Dimension(
         "threads", None, "comma list, e.g. 1,2; all if left out",

@@ -269,7 +269,8 @@ def test_every_entry_of_the_tables_is_used() -> None:
     """A constraint that refuses nothing, or a dimension that is nowhere tried, is dead."""
     training = Place("train_step", "cuda", threads=4, optimizers=("fused",))
     of_ranks = dataclasses.replace(training, strategy="ddp")
-    places = [CNN, ADAM, training, BLOCKS, LENGTHS, of_ranks]
+    of_parts = dataclasses.replace(training, strategy="fsdp2")
+    places = [CNN, ADAM, training, BLOCKS, LENGTHS, of_ranks, of_parts]
     for dimension in DIMENSIONS:
         reasons = {dimension.missing(place) for place in places}
         for place in places:
