@@ -1,8 +1,9 @@
-"""Time settings of a DDP step that are written by hand, in long loops of the slowest rank.
+"""Time settings of a step of ranks that are written by hand, in long loops of the slowest rank.
 
-``torchrun --nproc-per-node 2 ranks_by_hand.py targets/gpt2_step.py --to FILE``; nothing of it comes
-from autocompile. Each setting has a fresh copy of the model, compiles, makes 20 steps that do not
-count, and is timed three times over ``--seconds``, between two barriers.
+``torchrun --nproc-per-node 2 ranks_by_hand.py targets/gpt2_124m_step.py --to FILE`` times six of
+DistributedDataParallel, with ``--strategy fsdp2`` six of FSDP2; nothing of it comes from
+autocompile. Each setting has a fresh copy of the model, compiles, makes 20 steps that do not count,
+and is timed three times over ``--seconds``, between two barriers.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-# What torch.compile is given (None: nothing), a fused optimizer, what DDP is given.
-SETTINGS: dict[str, tuple[dict[str, Any] | None, bool, dict[str, Any]]] = {
+Settings = dict[str, tuple[dict[str, Any] | None, bool, dict[str, Any]]]
+
+# What torch.compile is given (None: nothing), a fused optimizer, what DDP or fully_shard is given.
+SETTINGS: Settings = {
     "eager": (None, False, {}),
     "eager fused": (None, True, {}),
     "compile": ({}, False, {}),
@@ -33,6 +38,38 @@ SETTINGS: dict[str, tuple[dict[str, Any] | None, bool, dict[str, Any]]] = {
         {"bucket_cap_mb": 1 << 20},
     ),
 }
+# Each layer is compiled, then split.
+OF_FSDP2: Settings = {
+    "eager": (None, False, {}),
+    "eager fused": (None, True, {}),
+    "compile": ({}, False, {}),
+    "compile fused": ({}, True, {}),
+    "compile fused, gathered": ({}, True, {"reshard_after_forward": False}),
+    "max-autotune-no-cudagraphs fused": (
+        {"mode": "max-autotune-no-cudagraphs"},
+        True,
+        {},
+    ),
+}
+
+
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules of the longest list of modules."""
+    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return list(max(lists, key=len))
+
+
+def split(
+    model: torch.nn.Module, arguments: dict[str, Any] | None, given: dict[str, Any]
+) -> None:
+    """Compile the layers of a model and split the parameters between ranks, in place."""
+    kind = next(model.parameters()).device.type
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
+    for layer in layers_of(model):
+        if arguments is not None:
+            layer.compile(**arguments)
+        fully_shard(layer, mesh=mesh, **given)
+    fully_shard(model, mesh=mesh, **given)
 
 
 def target_of(path: Path) -> Any:
@@ -57,6 +94,7 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--to", type=Path, default=Path("ranks.json"))
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
@@ -77,19 +115,27 @@ def main() -> None:
         dist.barrier()
 
     rows = []
-    names = options.only.split(",") if options.only else list(SETTINGS)
+    settings = SETTINGS if options.strategy == "ddp" else OF_FSDP2
+    names = options.only.split(",") if options.only else list(settings)
     for name in names:
-        arguments, fused, given = SETTINGS[name]
+        arguments, fused, given = settings[name]
         torch.compiler.reset()
         model = copy.deepcopy(base).train()
+        wrapped: Any = model
+        if options.strategy == "fsdp2":
+            split(model, arguments, given)
+        else:
+            if arguments is not None:
+                model.compile(**arguments)
+            ids = [rank] if on_gpu else None
+            wrapped = DistributedDataParallel(model, device_ids=ids, **given)
         optimizer = target.get_optimizer(model)
         if fused:
-            known = {k: optimizer.defaults[k] for k in ("lr", "weight_decay")}
+            names_of = ("lr", "weight_decay", "momentum")
+            known = {
+                k: optimizer.defaults[k] for k in names_of if k in optimizer.defaults
+            }
             optimizer = type(optimizer)(model.parameters(), fused=True, **known)
-        if arguments is not None:
-            model.compile(**arguments)
-        ids = [rank] if on_gpu else None
-        wrapped = DistributedDataParallel(model, device_ids=ids, **given)
 
         def step(wrapped: Any = wrapped, optimizer: Any = optimizer) -> None:
             optimizer.zero_grad(set_to_none=True)
