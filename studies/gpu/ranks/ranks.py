@@ -1,9 +1,9 @@
 """Tune steps of two ranks, and time the picks beside six settings that are written by hand.
 
-    python studies/gpu/ranks.py --to FOLDER
+    python studies/gpu/ranks/ranks.py --to FOLDER
 
 needs two GPUs, or tries the script on a CPU with STUDY_SMALL in the environment. For each network it
-runs ``autocompile tune --ranks 2`` and then ``ranks_by_hand.py`` under torchrun, and writes both
+runs ``autocompile tune --ranks 2`` and then ``by_hand.py`` under torchrun, and writes both
 into FOLDER and one line to the screen.
 """
 
@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+TARGETS = HERE.parent / "targets"
 NETWORKS = {
     "gpt2_124m_step": "ddp",
     "resnet_step": "ddp",
@@ -31,7 +32,7 @@ def tuned(name: str, strategy: str, budget: str, folder: Path) -> dict[str, Any]
     """The answer of ``autocompile tune`` for the step of a network."""
     run = folder / name
     command = [sys.executable, "-m", "autocompile", "tune"]
-    command += [str(HERE / "targets" / f"{name}.py"), "--ranks", str(RANKS)]
+    command += [str(TARGETS / f"{name}.py"), "--ranks", str(RANKS)]
     command += ["--strategy", strategy, "--phase", "train_step"]
     subprocess.run([*command, "--budget", budget, "--run-dir", str(run)], check=False)
     report = json.loads((run / "report.json").read_text())
@@ -43,8 +44,8 @@ def by_hand(name: str, strategy: str, folder: Path) -> dict[str, float]:
     """Milliseconds of a step with each setting that is written by hand."""
     result = folder / f"{name}_by_hand.json"
     command = [sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nproc-per-node", str(RANKS), str(HERE / "ranks_by_hand.py")]
-    command += [str(HERE / "targets" / f"{name}.py"), "--strategy", strategy]
+    command += ["--nproc-per-node", str(RANKS), str(HERE / "by_hand.py")]
+    command += [str(TARGETS / f"{name}.py"), "--strategy", strategy]
     subprocess.run([*command, "--to", str(result)], check=False)
     rows = json.loads(result.read_text())["rows"]
     return {row["setting"]: median(row["ms"]) for row in rows}
@@ -53,7 +54,7 @@ def by_hand(name: str, strategy: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--budget", default="150s")
+    parser.add_argument("--budget", default="5m")
     parser.add_argument("--to", type=Path, default=Path("ranks"))
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Time settings of a step of ranks that are written by hand, in long loops of the slowest rank.
 
-``torchrun --nproc-per-node 2 ranks_by_hand.py targets/gpt2_124m_step.py --to FILE`` times six of
+``torchrun --nproc-per-node 2 by_hand.py ../targets/gpt2_124m_step.py --to FILE`` times six of
 DistributedDataParallel, with ``--strategy fsdp2`` six of FSDP2; nothing of it comes from
 autocompile. Each setting has a fresh copy of the model, compiles, makes 20 steps that do not count,
 and is timed three times over ``--seconds``, between two barriers.
