@@ -20,7 +20,7 @@ _WORDS = re.compile(r"<text[^>]*>([^<]*)")
 
 
 @pytest.mark.parametrize(
-    "run", ["first_runs/cpu_xeon/ppo_breakout", "gpu/tunes/gpt2_step_normal"]
+    "run", ["first_runs/cpu_xeon/ppo_breakout", "gpu/gpt2_step_report"]
 )
 def test_the_readme_shows_answers_as_recorded(run: str) -> None:
     report = read_report(STUDIES / f"{run}.json")

@@ -71,9 +71,10 @@ def tuned(
             "enable_env_runner_and_connector_v2=True)",
         )
     learners = max(1, config.num_learners)
-    for entry in tuned_set.entries:
-        if LEARNER_UPDATE in entry.phases and (words := entry.of_other_ranks(learners)):
-            warnings.warn(words, stacklevel=2)
+    of_updates = [e for e in tuned_set.entries if LEARNER_UPDATE in e.phases]
+    warned = [entry.of_other_ranks(learners) for entry in of_updates]
+    if warned and all(warned):
+        warnings.warn(warned[0], stacklevel=2)
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
     extended = functools.partial(

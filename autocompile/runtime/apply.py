@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,8 +20,10 @@ from autocompile.runtime.devices import device_of
 from autocompile.runtime.kept_memory import keep_in_program
 from autocompile.runtime.machine import describe
 from autocompile.runtime.ranks import of_rank_0, ranks_of_program
+from autocompile.runtime.sharding import is_split_model
 from autocompile.settings import phases
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import DDP
 from autocompile.settings.tuned import Choice, Tuned, TunedSet
 
 
@@ -191,8 +192,8 @@ def _demand_fit(
 ) -> None:
     """Raise a UsageError if a setting is about something else than what is given."""
     is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
-    if is_module and (wrapped := _wrapping_of(model)):
-        _demand_order(model, wrapped, config, optimizer)
+    if is_module:
+        _demand_order(model, config, optimizer)
     more = ", optimizer=optimizer" if phases.phase_of(phase).steps else ""
     whole = phases.phase_of(phase).whole
     if is_module and is_whole:
@@ -214,38 +215,37 @@ def _demand_fit(
         )
 
 
-def _wrapping_of(model: torch.nn.Module) -> str:
-    """What lets ranks train it together, as people write it; empty where nothing does yet."""
-    if isinstance(model, DistributedDataParallel):
-        return "DistributedDataParallel(model)"
-    fsdp = sys.modules.get(
-        "torch.distributed.fsdp"
-    )  # slow to import, and in use if it was
-    return "fully_shard(model)" if fsdp and isinstance(model, fsdp.FSDPModule) else ""
-
-
 def _demand_order(
     model: torch.nn.Module,
-    wrapped: str,
     config: CompileConfig,
     optimizer: torch.optim.Optimizer | None,
 ) -> None:
-    """Raise a UsageError if a model that ranks train together came to be so too early or too late."""
-    if config.changed("model") or config.wrapping:
+    """Raise a UsageError where ranks train a model together that was wrapped too early or too late."""
+    is_ddp = isinstance(model, DistributedDataParallel)
+    if not is_ddp and not is_split_model(model):
+        return
+    wrapped = "DistributedDataParallel(model)" if is_ddp else "fully_shard(model)"
+    if config.changed("model") or (is_ddp and not _is_made_by(model, DDP[config.ddp])):
         raise UsageError(
             f"{wrapped} has taken the model as it was, and this setting changes how it is wrapped "
             "or how its weights lie",
             hint=f"autocompile.apply(model, ...), then {config.wrapping or wrapped}",
         )
-    if optimizer is None or isinstance(model, DistributedDataParallel):
+    if is_ddp or optimizer is None:
         return
-    own = {id(p) for p in model.parameters()}
-    if not any(id(p) in own for g in optimizer.param_groups for p in g["params"]):
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(hasattr(p, "full_tensor") for p in trained):
         raise UsageError(
-            "the optimizer has none of the model's parameters: fully_shard(model) put others into "
-            "it, so the optimizer trains nothing",
+            "the optimizer has none of the parameters that fully_shard(model) put into the model, so "
+            "it trains nothing",
             hint="fully_shard(model), then optimizer = ...(model.parameters())",
         )
+
+
+def _is_made_by(wrapped: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether DistributedDataParallel was given these."""
+    has = {"bucket_cap_mb": wrapped.bucket_bytes_cap / 2**20, **vars(wrapped)}
+    return all(has.get(name) == value for name, value in arguments.items())
 
 
 class InTraining:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 _TIMEOUT = datetime.timedelta(days=1)
 # For rank 0 of a user's program, which may be busy with its data.
 _PATIENCE = datetime.timedelta(seconds=60)
-_asked = itertools.count()
+_asked = Counter[str]()
 _CHUNK = 2**22  # numbers whose bits are summed up at once
 
 
@@ -44,8 +44,8 @@ class ApartError(TargetError):
         super().__init__(
             f"the {what} of {problem}, so ranks train different models",
             "where the loss does not use a parameter, DistributedDataParallel averages nothing",
-            hint="requires_grad_(False) for what is not used; or --strategy own, and get_model() "
-            "returns DistributedDataParallel(model, find_unused_parameters=True)",
+            hint="requires_grad_(False) for what is not used; or find_unused_parameters=True, in "
+            "get_model() with --strategy own, or among the torch_ddp_kwargs of a library's learners",
         )
 
 
@@ -156,22 +156,23 @@ def ranks_of_program() -> int:
     return int(asked) if asked.isdecimal() else 1
 
 
-def of_rank_0(number: int) -> int:
+def of_rank_0(number: int, what: str) -> int:
     """Rank 0's number, in each rank of a user's program, which all ask for it in the same order.
 
     Through the store in which its processes met, so that no collective waits. One that rank 0 has
-    not told in a minute keeps its own, with a warning.
+    not told in a minute keeps its own, with a warning. ``what`` names what the number is of.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return number
     store: Any = dist.distributed_c10d._get_default_store()
-    key = f"autocompile/{next(_asked)}"
+    key = f"autocompile/{what}/{_asked[what]}"
+    _asked[what] += 1
     if dist.get_rank() == 0:
         store.set(key, str(number))
         return number
     try:
         store.wait([key], _PATIENCE)
-    except dist.DistStoreError:
+    except RuntimeError:  # also of a file's
         warnings.warn(
             f"rank 0 has not applied its settings in {_PATIENCE.seconds} s: this rank takes those "
             "that fit its own device",

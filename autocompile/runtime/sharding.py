@@ -6,6 +6,7 @@ split, each function gives back what it is given.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +26,11 @@ def is_split(x: Any) -> bool:
     return isinstance(x, DTensor)
 
 
-def whole(x: torch.Tensor) -> torch.Tensor:
+def whole(x: Any) -> Any:
     """All of it, gathered from the ranks: all must ask."""
     if not is_split(x):
         return x
-    split: DTensor = x  # type: ignore[assignment]
-    return split.full_tensor()
+    return x.full_tensor()
 
 
 def own_part(x: Any) -> Any:
@@ -67,3 +67,36 @@ def split_as(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     of: DTensor = like  # type: ignore[assignment]
     mine = x.to(of.to_local())
     return distribute_tensor(mine, of.device_mesh, of.placements, src_data_rank=None)
+
+
+def is_split_model(model: torch.nn.Module) -> bool:
+    """Whether FSDP2 has split the parameters of a model, or of a part of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import; in use if it was
+    return bool(fsdp) and any(isinstance(m, fsdp.FSDPModule) for m in model.modules())  # type: ignore[union-attr]
+
+
+def begin_anew(model: torch.nn.Module) -> None:
+    """Let no parameter stay gathered, and no gradient wait to be averaged, from calls before.
+
+    After a forward pass without a backward the model has other parameters than its optimizer. A
+    gradient that a step does not average yet (``set_requires_gradient_sync(False)``) is in places
+    without a public name (torch 2.11 to 2.13).
+    """
+    if not is_split_model(model):
+        return
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            split: Any = module
+            split.reshard()
+            for group in _groups_of(split):
+                for each in group.fsdp_params:
+                    each.unsharded_accumulated_grad = None
+                    if (gathered := vars(each).get("_unsharded_param")) is not None:
+                        gathered.grad = None
+
+
+def _groups_of(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)  # torch 2.13; one before
+    one = [state._fsdp_param_group] if several is None else several
+    return [group for group in one if group is not None]

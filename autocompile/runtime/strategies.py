@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import parallel
 
+from autocompile.errors import TargetError, first_words
 from autocompile.runtime.compiling import repeated_blocks
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DDP, FSDP
@@ -48,8 +49,15 @@ def shard(model: torch.nn.Module, config: CompileConfig) -> None:
 
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
-    for module in [*repeated_blocks(model), model]:
-        fully_shard(module, mesh=mesh, **FSDP[config.fsdp])
+    try:
+        for module in [*repeated_blocks(model), model]:
+            fully_shard(module, mesh=mesh, **FSDP[config.fsdp])
+    except (ValueError, NotImplementedError) as error:
+        raise TargetError(
+            f"FSDP2 does not split this {type(model).__name__} block by block",
+            first_words(error),
+            hint="get_model() with fully_shard of your own, and --strategy own",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -175,6 +175,8 @@ def _takes_scope(config: CompileConfig, place: Place) -> str:
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:
+    if place.strategy == "fsdp2":
+        return "FSDP2 splits contiguous weights only"
     return (
         f"{config.backend} lays weights out as it likes"
         if config.entry.lays_out

@@ -5,6 +5,7 @@ A TunedSet is what a file of them holds: an entry for each machine they were mea
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -248,11 +249,14 @@ class TunedSet:
     entries: tuple[Tuned, ...]  # at least one, the one to prefer among equals first
 
     def fitting(
-        self, here: Mapping[str, Any], agree: Callable[[int], int] = int
+        self,
+        here: Mapping[str, Any],
+        agree: Callable[[int, str], int] = lambda number, _: number,
     ) -> Tuned:
         """The entry of a machine, or else of the one that is most like it.
 
-        ``agree`` makes of the number of an entry that which all processes of a program take.
+        ``agree`` makes of the number of an entry, and of a name of all entries, the number that all
+        processes of a program take.
         """
 
         def distance(entry: Tuned) -> tuple[bool, bool, int]:
@@ -266,7 +270,8 @@ class TunedSet:
         if len(self.entries) == 1:
             return self.entries[0]
         own = min(self.entries, key=distance)
-        return self.entries[agree(self.entries.index(own))]
+        name = hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        return self.entries[agree(self.entries.index(own), name)]
 
     def to_dict(self) -> dict[str, Any]:
         first, *others = [entry.to_dict() for entry in self.entries]

@@ -96,6 +96,41 @@ def test_a_step_whose_parameters_are_split_is_right(
     assert side["checks"] == "all"
 
 
+OWN_STEP = """
+
+def get_step(model, optimizer):
+    calls = 0
+
+    def step(x):
+        nonlocal calls
+        calls += 1
+        model.set_requires_gradient_sync(calls % 2 == 0)
+        get_loss(model(x), x).backward()
+        length = torch.tensor(0.0)
+        if calls % 2 == 0:
+            length = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            return length, model(x).mean()
+
+    return step
+"""
+
+
+def test_a_step_of_parts_may_add_up_gather_and_end_in_a_forward_pass(
+    bench: Bench, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(SHARDED.read_text() + OWN_STEP)
+    for config in (
+        {"backend": "eager", "optimizer": "fused"},
+        {"backend": "aot_eager"},
+    ):
+        ending = ended(bench, config, target=own, phase="step", strategy="fsdp2")
+        assert side_of(ending)["outcome"] == "ok", side_of(ending)["message"]
+
+
 @pytest.mark.slow
 def test_updates_of_two_learners_are_tuned_as_one(bench: Bench) -> None:
     target = Path(f"{TARGETS / 'rl.py'}:config")

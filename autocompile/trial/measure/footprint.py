@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.runtime.sharding import own_part
 from autocompile.trial.values import spare_bytes
 
 CONTEXT_BYTES = 2**30
@@ -73,7 +74,7 @@ def give_back(device: torch.device) -> None:
 def _storages(tree: Any, device: torch.device) -> dict[int, int]:
     """Address to bytes of each storage on the device."""
     sizes: dict[int, int] = {}
-    for leaf in pytree.tree_leaves(tree):
+    for leaf in map(own_part, pytree.tree_leaves(tree)):
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != device.type:
             continue
         # A sparse tensor has no storage of its own.

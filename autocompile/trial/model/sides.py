@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
+from autocompile.runtime import sharding
 from autocompile.runtime.applying import (
     apply_config,
     prepare_model,
@@ -84,6 +86,7 @@ class Side:
         self.counters: dict[str, Any] = {}
         self.optimizers: list[Any] = []
         self.parameters: Mapping[str, torch.Tensor] = {}
+        self._names: dict[int, str] = {}  # of parameters, as they were when it was made
         self.before: list[torch.Tensor] | None = None
         self.with_gradients: list[torch.Tensor] = []
         self.remade = 0
@@ -146,6 +149,7 @@ class Side:
     def keep(self) -> None:
         """Save the state, for calls to start from; frees what was kept before."""
         self.kept = State()
+        sharding.begin_anew(self.model)
         self.kept = State.saved(self)
 
     def kept_parameters(self) -> dict[str, torch.Tensor]:
@@ -173,6 +177,7 @@ class Side:
         if self.turns:
             self.turns.take(self)
         take_back(self._lent)
+        sharding.begin_anew(self.model)
         state.load(self)
 
     def release(self) -> None:
@@ -182,7 +187,10 @@ class Side:
         """Refer to nothing any more: a side and its call refer to each other, which frees late."""
         if self.turns:
             self.turns.forget(self)
+        has_cycles = sharding.is_split_model(self.model)
         vars(self).clear()
+        if has_cycles:  # through hooks, which keep its memory
+            gc.collect()
 
     @property
     def has_released(self) -> bool:
@@ -265,7 +273,7 @@ class Training(Side):
     def view(self, output: Any) -> View:
         ranks, buffers = here(), dict(self.model.named_buffers())
         return {
-            self.result: ranks.each(output),
+            self.result: ranks.each(pytree.tree_map(whole, output)),
             **self._changes(),
             "buffers": ranks.each(buffers),
         }
@@ -324,9 +332,11 @@ class Training(Side):
         groups = [g for optimizer in optimizers for g in optimizer.param_groups]
         # Also what is frozen now: a step may freeze one part while another learns.
         steps = [p for group in groups for p in group["params"]]
-        names = {id(p): name for name, p in self.model.named_parameters()}
+        if not self._names:
+            every = self.model.named_parameters()
+            self._names = {id(p): name for name, p in every}
         self.parameters = {
-            names.get(id(p), f"parameter {n} of optimizers"): p
+            self._names.get(id(p), f"parameter {n} of optimizers"): p
             for n, p in enumerate(steps)
         }
 
@@ -413,6 +423,7 @@ class OwnStep(Training):
         self.remake()
 
     def remake(self) -> None:
+        sharding.begin_anew(self.model)
         with optimizers_made() as made:
             self._own.make()
         self.train([*self._given, *made])

@@ -135,6 +135,16 @@ def _phases_to_tune(
     target: Target, request: ProbeRequest, channel: Channel
 ) -> list[str]:
     """The phases that were asked for; else the target's, with steps for updates that are long."""
+    found = _phases_asked(target, request, channel)
+    if target.strategy == "fsdp2" and any(PHASES[phase].is_update for phase in found):
+        raise TargetError(
+            "the library of this target wraps its learners in DistributedDataParallel itself",
+            hint="--strategy ddp, or --phase train_step",
+        )
+    return found
+
+
+def _phases_asked(target: Target, request: ProbeRequest, channel: Channel) -> list[str]:
     if request.phases:
         return list(request.phases)
     phases = list(target.default_phases())

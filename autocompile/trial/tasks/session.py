@@ -273,25 +273,28 @@ class Session:
         """Seconds of an eager call in which ranks average nothing, as one by itself has it.
 
         All make it, since the user's code may have collectives of its own. None where that code
-        averages the gradients.
+        averages the gradients, or the call fails.
         """
         if self.target.strategy == "own":
             return None
         target, phase = replace(self.target, strategy=""), self.request.phase
-        side = make_side(target, phase, copy_inputs(self.workload))
+        side = None
         try:
+            side = make_side(target, phase, copy_inputs(self.workload))
             side.keep()
             side.run()
         except (
-            torch.OutOfMemoryError
-        ):  # parameters are split because one device is too small
-            has_room = False
+            Exception
+        ):  # one device is too small, or the step asks for what ranks have
+            traceback.print_exc()
+            works = False
         else:
-            has_room = True
+            works = True
         took_s = None
-        if here().agree(has_room, all):
+        if here().agree(works, all) and side:
             took_s = alone_s(timed(side), self.timer, self.request.limits.block_s)
-        side.drop()
+        if side:
+            side.drop()
         return took_s
 
     def _ready(self) -> tuple[list[Entrant], list[Timed]]:

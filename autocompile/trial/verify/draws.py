@@ -380,4 +380,4 @@ def _own_loss_of(output: Any) -> float | None:
     if len(real) != 1 or isinstance(real[0], float):
         return real[0] if len(real) == 1 else None
     (x,) = real
-    return float(x) if x.numel() == 1 and not x.is_complex() else None
+    return float(whole(x)) if x.numel() == 1 and not x.is_complex() else None
