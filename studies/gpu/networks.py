@@ -17,8 +17,8 @@ class Model:
     """One network and phase.
 
     Attributes:
-        name: of its file in ``targets/`` or ``targets_cpu/``.
-        device: ``cuda`` or ``cpu``.
+        name: of its file in ``targets/``.
+        device: ``cuda``.
         phase: ``forward``, ``train_step`` or ``optimizer_step``.
         blocks: where its repeated blocks stand, as attribute names; empty if it has none.
         has_convolutions: whether a memory format matters.
@@ -37,7 +37,7 @@ class Model:
     @property
     def target(self) -> str:
         """Its file, relative to this folder."""
-        return f"targets{'_cpu' * (self.device == 'cpu')}/{self.name}.py"
+        return f"targets/{self.name}.py"
 
 
 @dataclass(frozen=True)
@@ -127,21 +127,10 @@ _GPU = (
     Model("llama_1b_token", "cuda", "forward", ("blocks",), gpu_gb=9),
     Model("whisper_large_encoder", "cuda", "forward", ("encoder.layers",), gpu_gb=6),
 )
-_CPU = (
-    Model("decoder_deep", "cpu", "forward", ("blocks",)),
-    Model("decoder_gqa", "cpu", "forward", ("blocks",)),
-    Model("encoder_bert", "cpu", "forward", ("bert.encoder.layer",)),
-    Model("tagger_gru", "cpu", "forward"),
-    Model("convnet_depthwise", "cpu", "forward", has_convolutions=True),
-    Model("autoencoder_attention", "cpu", "forward", has_convolutions=True),
-    Model("step_decoder", "cpu", "train_step", ("blocks",)),
-    Model("step_depthwise", "cpu", "train_step", has_convolutions=True),
-)
-MODELS: Mapping[str, Model] = {model.name: model for model in (*_GPU, *_CPU)}
+MODELS: Mapping[str, Model] = {model.name: model for model in _GPU}
 
 _OVERHEAD = {"mode": "reduce-overhead"}
 _AUTOTUNE = {"mode": "max-autotune"}
-_WRAPPER = {"options": {"cpp_wrapper": True}}
 _DESCENT = {"options": {"coordinate_descent_tuning": True, "triton.cudagraphs": True}}
 _LAST = "channels_last"
 
@@ -151,12 +140,8 @@ def settings(model: Model) -> list[Spec]:
     if model.phase == "optimizer_step":
         return _of_optimizer()
     if model.phase == "train_step":
-        return (
-            _on_gpu_training(model)
-            if model.device == "cuda"
-            else _on_cpu_training(model)
-        )
-    return _on_gpu(model) if model.device == "cuda" else _on_cpu(model)
+        return _of_training(model)
+    return _of_forward(model)
 
 
 def _of_optimizer() -> list[Spec]:
@@ -173,7 +158,7 @@ def _of_optimizer() -> list[Spec]:
     ]
 
 
-def _on_gpu_training(model: Model) -> list[Spec]:
+def _of_training(model: Model) -> list[Spec]:
     is_adam = "resnet" not in model.name  # torch's SGD has nothing to make capturable
     found = [
         Spec("eager"),
@@ -198,7 +183,7 @@ def _on_gpu_training(model: Model) -> list[Spec]:
     return found
 
 
-def _on_gpu(model: Model) -> list[Spec]:
+def _of_forward(model: Model) -> list[Spec]:
     found = [
         Spec("eager"),
         Spec("max-autotune", "model", _AUTOTUNE),
@@ -217,57 +202,5 @@ def _on_gpu(model: Model) -> list[Spec]:
             Spec(
                 "reduce-overhead channels_last", "model", _OVERHEAD, memory_format=_LAST
             ),
-        ]
-    return found
-
-
-def _on_cpu(model: Model) -> list[Spec]:
-    baked = {"options": {"weights": "baked"}}
-    found = [
-        Spec("eager"),
-        Spec("compile", "model"),
-        Spec("max-autotune", "model", _AUTOTUNE),
-        Spec("reduce-overhead", "model", _OVERHEAD),
-        Spec("cpp_wrapper", "model", _WRAPPER),
-        Spec("frozen", "model", freezing=True),
-        Spec("frozen cpp_wrapper", "model", _WRAPPER, freezing=True),
-        Spec("openvino_onnx baked", "model", {"backend": "openvino_onnx", **baked}),
-        Spec("openvino_onnx", "model", {"backend": "openvino_onnx"}),
-        Spec("onnxrt baked", "model", {"backend": "onnxrt", **baked}),
-        Spec("openvino", "model", {"backend": "openvino"}),
-        Spec("eager one thread", threads=1),
-    ]
-    if model.blocks:
-        found.append(Spec("blocks", "blocks"))
-    if model.has_convolutions:
-        found += [
-            Spec("eager channels_last", memory_format=_LAST),
-            Spec("compile channels_last", "model", memory_format=_LAST),
-            Spec("frozen channels_last", "model", memory_format=_LAST, freezing=True),
-        ]
-    return found
-
-
-def _on_cpu_training(model: Model) -> list[Spec]:
-    found = [
-        Spec("eager"),
-        Spec("eager fused", optimizer="fused"),
-        Spec("eager foreach", optimizer="foreach"),
-        Spec("compile", "model"),
-        Spec("compile fused", "model", {}, "fused"),
-        Spec("max-autotune fused", "model", _AUTOTUNE, "fused"),
-        Spec("reduce-overhead fused", "model", _OVERHEAD, "fused"),
-        Spec("cpp_wrapper fused", "model", _WRAPPER, "fused"),
-        Spec("step fused", "step", {}, "fused"),
-        Spec("step", "step"),
-        Spec("step cpp_wrapper", "step", _WRAPPER),
-        Spec("step cpp_wrapper fused", "step", _WRAPPER, "fused"),
-    ]
-    if model.blocks:
-        found.append(Spec("blocks fused", "blocks", {}, "fused"))
-    if model.has_convolutions:
-        found += [
-            Spec("compile fused channels_last", "model", {}, "fused", _LAST),
-            Spec("step fused channels_last", "step", {}, "fused", _LAST),
         ]
     return found

@@ -645,19 +645,16 @@ def works_of(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument(
         "--models", default="", help="names, with commas; all if left out"
     )
     parser.add_argument("--only", default="", help="names of settings, with commas")
-    parser.add_argument(
-        "--jobs", type=int, default=None, help="compile so many at once"
-    )
+    parser.add_argument("--jobs", type=int, default=12, help="compile so many at once")
     parser.add_argument(
         "--until", type=float, default=1e9, help="seconds; what is left is dropped"
     )
     parser.add_argument(
-        "--limit", type=float, default=None, help="seconds for one to be ready"
+        "--limit", type=float, default=150.0, help="seconds for one to be ready"
     )
     parser.add_argument(
         "--again", type=int, default=AGAIN, help="second processes, of the fastest"
@@ -674,16 +671,12 @@ def main() -> None:
         signal.SIGTERM, lambda *_: sys.exit(1)
     )  # so that what was started is ended
     began = time.time()
-    if options.jobs is None:
-        options.jobs = 12 if options.device == "cuda" else 1
-    if options.limit is None:
-        options.limit = 150.0 if options.device == "cuda" else 300.0
-    to = options.to or HERE / ("h100" if options.device == "cuda" else "cpu")
+    to = options.to or HERE / "h100"
     to.mkdir(parents=True, exist_ok=True)
     names = options.models.split(",") if options.models else list(MODELS)
-    chosen = [MODELS[n] for n in names if MODELS[n].device == options.device]
-    starts = way_to_start(options.device)
-    facts = machine(options.device) | {"starts": starts}
+    chosen = [MODELS[n] for n in names]
+    starts = way_to_start("cuda")
+    facts = machine("cuda") | {"starts": starts}
     print(f"{time.time() - began:.0f} s  {facts}", flush=True)
     scratch = Path(tempfile.mkdtemp(prefix="reference-"))
     tables: dict[str, dict[str, Any]] = {}

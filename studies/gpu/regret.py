@@ -89,8 +89,6 @@ def tuned(
         str(folder),
     ]
     command += ["--budget", options.budget] if options.budget else ["--effort", effort]
-    if model.device == "cpu" and options.calls:
-        command += ["--calls-per-update", str(options.calls)]
     path = (os.getcwd(), ENVIRONMENT.get("PYTHONPATH"))
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     began = time.monotonic()
@@ -186,8 +184,7 @@ def results_s(folder: Path, began: float) -> list[tuple[str, str, float]]:
 
 def best_by_hand(model: Model, count: int) -> list[str]:
     """The fastest settings of the recorded reference; without one all that are likely to be."""
-    place = "h100" if model.device == "cuda" else "cpu"
-    path = HERE / place / f"{model.name}.json"
+    path = HERE / "h100" / f"{model.name}.json"
     if not path.exists():
         return [
             s.name
@@ -235,24 +232,18 @@ def measure(
     return rows
 
 
-def ms_by_setting(rows: list[dict[str, Any]], device: str) -> dict[str, float]:
-    """The median over processes of the median block.
-
-    On a CPU a machine that others share changes between processes, and eager mode with it: there,
-    of each process the ratio to its own eager mode, times eager's median over all processes.
-    """
+def ms_by_setting(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median over processes of the median block."""
     times = defaultdict(list)
-    rows = [r for r in rows if "compiled_ms" in r]
-    eager = median(median(r["eager_ms"]) for r in rows) if rows else 0.0
     for row in rows:
-        own = median(row["eager_ms"]) / eager if device == "cpu" else 1.0
-        times[row["setting"]].append(ms_of(row) / own)
+        if "compiled_ms" in row:
+            times[row["setting"]].append(ms_of(row))
     return {name: round(median(found), 5) for name, found in times.items()}
 
 
 def judge(model: Model, data: dict[str, Any]) -> None:
     """How far each pick is behind the best that was written by hand; into the data, and shown."""
-    ms = data["ms"] = ms_by_setting(data["rows"], model.device)
+    ms = data["ms"] = ms_by_setting(data["rows"])
     hand = {name: t for name, t in ms.items() if not name.startswith("pick")}
     if not hand:
         return
@@ -307,9 +298,6 @@ def main() -> None:
     parser.add_argument("--effort", default="quick,normal", help="with commas")
     parser.add_argument("--budget", default="", help="in place of an effort")
     parser.add_argument(
-        "--calls", type=int, default=0, help="between two changes of the weights"
-    )
-    parser.add_argument(
         "--best", type=int, default=2, help="so many of the reference's best"
     )
     parser.add_argument("--processes", type=int, default=2, help="of each setting")
@@ -335,12 +323,11 @@ def main() -> None:
     options = parser.parse_args()
     began = time.time()
     chosen = [MODELS[name] for name in options.models.split(",")]
-    device = chosen[0].device
-    options.jobs = options.jobs or (12 if device == "cuda" else 1)
-    options.to = options.to or HERE / "regret" / ("h100" if device == "cuda" else "cpu")
+    options.jobs = options.jobs or 12
+    options.to = options.to or HERE / "picks"
     options.to.mkdir(parents=True, exist_ok=True)
     options.runs.mkdir(parents=True, exist_ok=True)
-    options.machine = machine(device)
+    options.machine = machine("cuda")
     options.starts = ""
     for model in chosen:
         path = options.to / f"{model.name}.json"

@@ -1,6 +1,6 @@
 """What a step on a GPU seems to take, by how a block of steps is timed.
 
-    python studies/gpu/blocks.py encoder --to studies/gpu/blocks/encoder.json
+    python studies/gpu/block_timing/blocks.py encoder --to studies/gpu/block_timing/encoder.json
 
 Truth is a loop of 60 steps between two synchronizations. Beside it, in turns: blocks of a few
 steps, each between two synchronizations, or between two events of the stream with some untimed
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "peers"))
 from tools import target
 
 TURNS, BLOCKS, LONG, WARM = 6, 4, 60, 12

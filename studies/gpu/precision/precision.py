@@ -1,6 +1,6 @@
 """What TF32 and bfloat16 bring to a training step, in eager mode and compiled, on a GPU.
 
-    python studies/gpu/precision.py vit_step --to studies/gpu/precision/vit_step.json
+    python studies/gpu/precision/precision.py vit_step --to studies/gpu/precision/vit_step.json
 
 One process builds nine sides of a network from scratch (eager mode, plain ``torch.compile()`` and
 ``reduce-overhead``, each in float32, with TF32 and under autocast with bfloat16; AdamW, fused),
