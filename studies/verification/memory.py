@@ -1,7 +1,7 @@
 """How many times the parameters of a model does a trial hold at its peak?
 
     python studies/verification/memory.py --to FILE.json [--only step_adam,...] [--device cuda]
-    python studies/verification/memory.py --table FILE.json ...
+    python studies/verification/memory.py --table studies/verification/memory.json
 
 Each case is one trial as the search or a race asks a child for it, of an MLP whose activations are
 small. On a CPU all blocks of at least half a weight are counted that the process holds at once

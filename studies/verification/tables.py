@@ -15,22 +15,10 @@ _FOUND = ("wrong_output", "stale_weights")
 Rows = Sequence[Mapping[str, Any]]
 
 
-def show(folders: Sequence[Path], readme: Path | None) -> None:
-    """Print the tables, one column for each folder, and put them between marks of a README."""
-    found = {
-        "answer": " ".join(_answer(folders)),
-        "liars": "\n".join(_liars(folders)),
-        "sizes": "\n".join(_sizes(folders)),
-        "honest": "\n".join(_honest(folders)),
-        "refused": "\n".join(_refused(folders)),
-    }
-    for name, text in found.items():
-        print(f"\n{text or f'nothing of {name}'}")
-        if readme is not None and text:
-            begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-            before, _, rest = readme.read_text().partition(begin)
-            _, _, after = rest.partition(end)
-            readme.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+def show(folders: Sequence[Path]) -> None:
+    """Print the tables, with a column for each folder."""
+    for table in (_answer, _liars, _sizes, _honest, _refused):
+        print("\n" + "\n".join(table(folders)))
 
 
 def _answer(folders: Sequence[Path]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
     python studies/verification/verification.py liars --to FOLDER [--device cuda --jobs 14]
     python studies/verification/verification.py honest --to FOLDER [--models gpt2,bert]
-    python studies/verification/verification.py table FOLDER ... [--readme]
+    python studies/verification/verification.py table FOLDER ...
 
 Each trial is what the search asks of a child (pool.py). ``liars`` and ``honest`` write ``liars.json``
 and ``honest.json``; a later call adds to them. ``--package PATH`` takes the autocompile of another
@@ -151,10 +151,9 @@ def main() -> None:
         one.add_argument("--models", default=",".join(known), help="names, with commas")
     one = commands.add_parser("table")
     one.add_argument("folders", type=Path, nargs="+", help="the columns, in order")
-    one.add_argument("--readme", action="store_true", help="write them to README.md")
     options = parser.parse_args()
     if options.command == "table":
-        tables.show(options.folders, HERE / "README.md" if options.readme else None)
+        tables.show(options.folders)
         return
     to = options.to.absolute()
     to.mkdir(parents=True, exist_ok=True)
