@@ -320,9 +320,7 @@ def tables() -> list[Path]:
     found = sorted((ROOT / "studies/search").glob("*/tables/*.json"))
     older = sorted((ROOT / "studies/dimensions").glob("c*/*.json"))
     found += sorted((ROOT / "studies/gpu/h100").glob("*.json"))
-    return found + [
-        p for p in older if p.stem not in ("pairs", "roofline", "adam_default_heap")
-    ]
+    return found + [path for path in older if path.stem != "pairs"]
 
 
 if __name__ == "__main__":
