@@ -1,17 +1,15 @@
 """Several GPUs of one host: one study over two GPUs against one.
 
-    python studies/cluster/gpus.py FOLDER      # about six minutes on two GPUs
+    python studies/cluster/gpus.py studies/cluster/h100_x2      # about six minutes on two GPUs
 
 Starts a Ray cluster of this machine. The same list of settings to its end by ``autocompile.tune``
-on one GPU and over Ray on all: wall seconds and the answer. Last the run for this type in the form
-of RLlib's table. Writes ``gpus.json`` and the tables into FOLDER.
+on one GPU and over Ray on all: wall seconds and the answer, in ``FOLDER/gpus.json``.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -97,8 +95,6 @@ def main() -> None:
             for error in every.errors.values():
                 print(repr(error), file=sys.stderr)
             found["all"] = told(every.results[kind], began)
-            for path in where.glob("table.*"):
-                shutil.copy(path, folder / path.name)
             keep()
     finally:
         subprocess.run([*ray, "stop", "--force"], check=False)

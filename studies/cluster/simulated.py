@@ -1,7 +1,10 @@
-"""Wall time on simulated clusters against the least possible: python simulated.py simulated.json
+"""Wall time on simulated clusters against the least possible.
 
-The clock is simulated; the search, the scheduling and the race are the real ones. A trial takes 8
-to 40 s, of which the last 3 s come one after another at each station.
+    python studies/cluster/simulated.py studies/cluster/simulated.json
+
+The clock is simulated; the search, the scheduling and the race are the real ones, and the messages
+are the real JSON. A trial takes 8 to 40 s, of which the last 3 s come one after another at each
+station.
 """
 
 from __future__ import annotations
@@ -9,14 +12,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from scripted import ScriptedStations, measured, stations, tune, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from fakes import FakeExecutor, ScriptedStations, measured, probed
 
 from autocompile import SearchSpace
+from autocompile.api import Parts, tune_with
+from autocompile.cluster.dispatch import ClusterExecutor
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
+from autocompile.request import Request
 from autocompile.store.record import Record
 
 MEASURE_S = 3.0
@@ -50,9 +62,16 @@ class Watch(Progress):
 
 
 def simulated(count: int) -> dict[str, Any]:
-    found, executor = stations(count, script, MEASURE_S)
+    """Every setting of the space, on so many stations."""
+    names = [f"host{n}" for n in range(count)]
+    probe = probed(options=["limit"])
+    found = ScriptedStations(
+        names, lambda name: FakeExecutor(script, probe), measure_s=MEASURE_S
+    )
+    executor = ClusterExecutor(found.links, found.receive, found.clock)
     watch = Watch(found)
-    tune(found, executor, SPACE, watch, f"run-{count}")
+    request = Request("net.py", space=SPACE, effort="full", run_dir=f"run-{count}")
+    tune_with(request, Parts(executor, watch, found.clock))
     bound_s = max(sum(watch.walls) / count, max(watch.walls))
     return {
         "stations": count,
@@ -64,9 +83,15 @@ def simulated(count: int) -> dict[str, Any]:
     }
 
 
-def main() -> list[dict[str, Any]]:
-    return [simulated(count) for count in (1, 8, 64)]
+def main() -> None:
+    out = Path(sys.argv[1]).absolute()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        Path("net.py").write_text("never run", "utf-8")
+        text = json.dumps([simulated(count) for count in (1, 8, 64)], indent=1)
+    out.write_text(text + "\n", "utf-8")
+    print(text)
 
 
 if __name__ == "__main__":
-    write(main)
+    main()

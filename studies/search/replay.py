@@ -43,7 +43,7 @@ from autocompile.search.sampler import FiniteSampler, PortfolioSampler, make_sam
 from autocompile.settings.config import CompileConfig, Setting  # noqa: E402
 
 TIMES_S = tuple(float(t) for t in range(20, 301, 20))
-SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)
+SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain
 STRATEGIES = ("portfolio", "tpe", "random", "list")
 WITHIN = 0.02
 _FINALISTS, _FOR_RACES = 4, 0.4
