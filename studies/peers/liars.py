@@ -3,9 +3,9 @@
     python studies/peers/liars.py --device cpu --to studies/peers/cpu/liars.json
 
 ``targets/lied_to.py`` has the lies: zeros, gradients of nothing, a segmentation fault, a hang while
-compiling. The first two are faster than eager mode. pytorch-autotune and autocompile tune a
-training step, AITune, which is for inference, a forward pass. Each has 240 seconds; a tool that
-ends by itself with a pick of eager mode is right.
+compiling. The first two are faster than eager mode. autocompile tunes a training step, AITune,
+which is for inference, a forward pass. Each has 240 seconds; a tool that ends by itself with a pick
+of eager mode is right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools import TARGETS, aitune, part, target
+from tools import TARGETS, aitune, part
 
 LIES = ("zeros", "gradients", "segfault", "hang")
 NAME, BUDGET_S, LIMIT_S = "lied_to", 60, 240
@@ -26,7 +26,7 @@ NAME, BUDGET_S, LIMIT_S = "lied_to", 60, 240
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tools", default="autocompile,aitune,autotune")
+    parser.add_argument("--tools", default="autocompile,aitune")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -70,27 +70,8 @@ def autocompile(device: str) -> dict[str, Any]:
     return {"pick": best.config.backend, "outcomes": sorted(set(outcomes))}
 
 
-def autotune(device: str) -> dict[str, Any]:
-    from pytorch_autotune import autotune as tune
-
-    module = target(NAME)
-    import torch
-
-    x = module.get_inputs().to(device)
-    found = tune(
-        module.get_model().to(device),
-        (x, module.labels(x)),
-        loss_fn=torch.nn.functional.cross_entropy,
-        budget=BUDGET_S,
-        cache=False,
-        verbose=False,
-    )
-    return {"pick": found.config.to_dict()["compile"], "config": found.config.to_dict()}
-
-
 TOOLS: dict[str, Any] = {
     "autocompile": autocompile,
-    "autotune": autotune,
     "aitune": lambda device: aitune(NAME, device),
 }
 

@@ -1,6 +1,6 @@
 """Are the picks of a suite as fast as the best of six settings that are timed by hand?
 
-    python studies/seeds/by_hand.py cpu/transformers_diffusers.json ElectraForPreTraining VQModel
+    python studies/seeds/by_hand.py studies/seeds/cpu/four_models.json Electra ViT UNet VQModel
 
 Of each model its row for a forward pass: the pick and six settings, each compiled here by
 ``torch.compile``, in turns in one process with memory kept, 20 rounds of at least 0.2 s each.

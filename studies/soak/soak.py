@@ -4,8 +4,7 @@
     python studies/soak/soak.py trainer
     python studies/soak/soak.py server
     python studies/soak/soak.py frozen --minutes 5      # the server, with weights as constants
-    python studies/soak/soak.py server --minutes 4 --fixed-order    # see the README
-    python studies/soak/soak.py trainer --minutes 5 --name trainer_short
+    python studies/soak/soak.py server --minutes 3 --name server_after
     python studies/soak/soak.py rllib --minutes 5 --eager    # the same program without settings
     python studies/soak/soak.py table                   # verdicts, from the JSON
 
@@ -652,11 +651,6 @@ def main() -> None:
     parser.add_argument("program", choices=[*PROGRAMS, "table"])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--eager", action="store_true", help="apply no settings")
-    parser.add_argument(
-        "--fixed-order",
-        action="store_true",
-        help="torch keeps programs in the order in which they were compiled",
-    )
     parser.add_argument("--name", help="of the JSON")
     asked = parser.parse_args()
     if asked.program == "table":
@@ -671,15 +665,12 @@ def main() -> None:
         from store import commit, machine
 
         torch.set_num_threads(1)
-        if asked.fixed_order:
-            torch._C._dynamo.eval_frame._set_lru_cache(False)
         recorder = Recorder(asked.minutes)
         found = PROGRAMS[asked.program](recorder, folder, asked.eager)
         told = {
             "schema": 1,
             "program": asked.program,
             "is_eager": asked.eager,
-            "has_fixed_order": asked.fixed_order,
             "machine": machine("cpu") | versions(),
             "commit": commit(),
             "samples": recorder.samples,
@@ -687,9 +678,7 @@ def main() -> None:
         }
     text = json.dumps({k: v for k, v in told.items() if k != "samples"}, indent=1)
     rows = ",\n  ".join(json.dumps(x) for x in recorder.samples)
-    name = asked.name or (
-        asked.program + "_eager" * asked.eager + "_fixed_order" * asked.fixed_order
-    )
+    name = asked.name or asked.program + "_eager" * asked.eager
     path = HERE / "cpu" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(f'{text[:-2]},\n "samples": [\n  {rows}\n ]\n}}\n', "utf-8")
