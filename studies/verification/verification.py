@@ -5,8 +5,7 @@
     python studies/verification/verification.py table FOLDER ...
 
 Each trial is what the search asks of a child (pool.py). ``liars`` and ``honest`` write ``liars.json``
-and ``honest.json``; a later call adds to them. ``--package PATH`` takes the autocompile of another
-checkout, ``--device cuda:0,cuda:1`` several GPUs.
+and ``honest.json``; a later call adds to them. ``--device cuda:0,cuda:1`` takes several GPUs.
 """
 
 from __future__ import annotations
@@ -104,23 +103,6 @@ print(json.dumps({{"machine": f"{{name}}, {{os.cpu_count()}} cores", "device": {
     return found
 
 
-def demand_one_package(folder: str) -> None:
-    """Check that processes that start in this folder import the package that this one does."""
-    import autocompile
-
-    look = "import autocompile; print(autocompile.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", look],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    if (there := done.stdout.strip()) != autocompile.__file__:
-        raise SystemExit(f"trials would import {there}, not {autocompile.__file__}")
-    print(autocompile.__file__, flush=True)
-
-
 def add(path: Path, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
     """Write the rows; those that a file has of other runs stay."""
 
@@ -142,7 +124,6 @@ def main() -> None:
     for name, known in (("liars", catalogue.LIARS), ("honest", catalogue.HONEST)):
         one = commands.add_parser(name)
         one.add_argument("--to", type=Path, required=True, help="folder of the JSON")
-        one.add_argument("--package", type=Path, help="a checkout to take the place")
         one.add_argument("--device", default="cpu")
         one.add_argument("--jobs", type=int, default=2, help="trials side by side")
         one.add_argument("--seconds", type=float, default=1e9, help="of all runs")
@@ -157,7 +138,7 @@ def main() -> None:
         return
     to = options.to.absolute()
     to.mkdir(parents=True, exist_ok=True)
-    package = (options.package or HERE.parents[1]).absolute()
+    package = HERE.parents[1]
     sys.path.insert(0, str(package))
     places = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
@@ -170,7 +151,6 @@ def main() -> None:
     # Away from the checkout: Python looks into the current folder first.
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        demand_one_package(folder)
         devices = options.device.split(",")
         about = machine(devices[0])
         tasks = list(tasks_of(asked, only))
