@@ -51,8 +51,6 @@ def of_transformers(
 
 NETWORKS = {
     "vit_step": of_timm("vit_small_patch16_224", 32),
-    "convnext_step": of_timm("convnext_tiny", 32),
-    "mobilenet_step": of_timm("mobilenetv3_large_100", 64),
     "bert_step": of_transformers(
         "BertForMaskedLM", "BertConfig", {"num_hidden_layers": 6}, (16, 128)
     ),
