@@ -613,6 +613,21 @@ def machine(device: str) -> dict[str, Any]:
     return facts
 
 
+def keep(to: Path, name: str, table: dict[str, Any]) -> None:
+    """Write what is known of a network: a file of its own, or its line in a ``.json``."""
+    one = (",", ":")
+    if to.suffix != ".json":
+        to.mkdir(parents=True, exist_ok=True)
+        (to / f"{name}.json").write_text(json.dumps(table, separators=one) + "\n")
+        return
+    every = json.loads(to.read_text()) if to.exists() else {}
+    every[name] = table
+    lines = [
+        f" {json.dumps(k)}: {json.dumps(v, separators=one)}" for k, v in every.items()
+    ]
+    to.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def ms_of(record: dict[str, Any]) -> float:
     """Milliseconds of a call."""
     return median(record["compiled_ms"])
@@ -662,7 +677,9 @@ def main() -> None:
     parser.add_argument(
         "--gpu-gb", type=float, default=70.0, help="of memory for all at once"
     )
-    parser.add_argument("--to", type=Path, default=None, help="folder")
+    parser.add_argument(
+        "--to", type=Path, default=HERE / "h100", help="a folder, or one JSON"
+    )
     options = parser.parse_args()
     if options.one:
         in_process(json.loads((options.one / "work.json").read_text()), options.one)
@@ -671,8 +688,7 @@ def main() -> None:
         signal.SIGTERM, lambda *_: sys.exit(1)
     )  # so that what was started is ended
     began = time.time()
-    to = options.to or HERE / "h100"
-    to.mkdir(parents=True, exist_ok=True)
+    to = options.to
     names = options.models.split(",") if options.models else list(MODELS)
     chosen = [MODELS[n] for n in names]
     starts = way_to_start("cuda")
@@ -703,8 +719,7 @@ def main() -> None:
     def tell(work: Work, record: dict[str, Any]) -> list[Work]:
         name = work.model.name
         tables[name]["rows"].append(record)
-        text = json.dumps(tables[name], separators=(",", ":"))
-        (to / f"{name}.json").write_text(text + "\n")
+        keep(to, name, tables[name])
         shown = f"{time.time() - began:4.0f} s  {name:18} {record['setting']:32}"
         if "compiled_ms" in record:
             ratio = median(record["eager_ms"]) / ms_of(record)

@@ -3,8 +3,8 @@
 For each network and effort one tune, in a process of its own, nothing beside. Then its pick is
 applied by the code of ``reference.py``, which shares nothing with autocompile, and timed beside
 plain ``torch.compile()`` and the best hand-written settings: fresh processes, the same minute.
-One JSON file for each network: the figures, how much of what was begun ended with a result, where
-the seconds went, and all raw blocks.
+Of each network, in one JSON: the figures, how much of what was begun ended with a result, where the
+seconds went, and all raw blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from networks import MODELS, Model, Spec, settings  # noqa: E402
-from reference import Timed, Work, machine, ms_of, way_to_start, works_of  # noqa: E402
+from reference import Timed, Work, keep, machine, ms_of, way_to_start, works_of  # noqa: E402
 
 SPEC_OF_SCOPE = {
     "model": "model",
@@ -262,7 +262,7 @@ def judge(model: Model, data: dict[str, Any]) -> None:
         )
 
 
-def one_model(model: Model, path: Path, options: argparse.Namespace) -> None:
+def one_model(model: Model, options: argparse.Namespace) -> None:
     """Tune with each effort, measure, write."""
     data: dict[str, Any] = {
         "schema": 1,
@@ -275,7 +275,7 @@ def one_model(model: Model, path: Path, options: argparse.Namespace) -> None:
         folder = options.runs / f"{model.name}-{effort}"
         shutil.rmtree(folder, ignore_errors=True)
         data["tunes"].append(tuned(model, effort, folder, options))
-        path.write_text(json.dumps(data, separators=(",", ":")) + "\n")
+        keep(options.to, model.name, data)
     by_hand = {s.name: s for s in settings(model)}
     names = ["eager", "compile", *best_by_hand(model, options.best)]
     specs = [by_hand[n] for n in dict.fromkeys(names)]
@@ -289,7 +289,7 @@ def one_model(model: Model, path: Path, options: argparse.Namespace) -> None:
                 tune["not_applied"] = str(error)
     data["rows"] = measure(model, specs, options)
     judge(model, data)
-    path.write_text(json.dumps(data, separators=(",", ":")) + "\n")
+    keep(options.to, model.name, data)
 
 
 def main() -> None:
@@ -316,29 +316,24 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=Path(tempfile.gettempdir()) / "regret-runs"
     )
-    parser.add_argument("--to", type=Path, default=None, help="folder")
-    parser.add_argument(
-        "--recount", action="store_true", help="from the files in the folder"
-    )
+    parser.add_argument("--to", type=Path, default=HERE / "picks.json")
+    parser.add_argument("--recount", action="store_true", help="from what the JSON has")
     options = parser.parse_args()
     began = time.time()
     chosen = [MODELS[name] for name in options.models.split(",")]
     options.jobs = options.jobs or 12
-    options.to = options.to or HERE / "picks"
-    options.to.mkdir(parents=True, exist_ok=True)
     options.runs.mkdir(parents=True, exist_ok=True)
-    options.machine = machine("cuda")
+    options.machine = {} if options.recount else machine("cuda")
     options.starts = ""
     for model in chosen:
-        path = options.to / f"{model.name}.json"
         if options.recount:
-            data = json.loads(path.read_text())
+            data = json.loads(options.to.read_text())[model.name]
             judge(model, data)
-            path.write_text(json.dumps(data, separators=(",", ":")) + "\n")
+            keep(options.to, model.name, data)
             continue
         if time.time() - began > options.until:
             break
-        one_model(model, path, options)
+        one_model(model, options)
     print(f"{time.time() - began:.0f} s in all", flush=True)
 
 
