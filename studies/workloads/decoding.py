@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--file", default="", help="settings that it applies")
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--budget", default="5m")
-    parser.add_argument("--to", type=Path, default=HERE / "decoding.json")
+    parser.add_argument("--to", type=Path, default=HERE / "decoding_cuda.json")
     parser.add_argument("--by-hand", default=",".join(BY_HAND), help="which of them")
     parser.add_argument("--keep", type=Path, help="folder for the run of the tune")
     options = parser.parse_args()
