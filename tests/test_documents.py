@@ -243,7 +243,7 @@ def test_every_study_opens_with_its_answer_and_is_in_the_index() -> None:
 def test_the_changelog_and_the_architecture_are_there() -> None:
     assert (ROOT / "CHANGELOG.md").read_text("utf-8").count("\n- ") <= 13
     # Ten minutes of reading. Words, since fewer lines could just be longer ones.
-    assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").split()) <= 1500
+    assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").split()) <= 1700
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     _, drawing, *_ = text.split("```")
     for init in (ROOT / "autocompile").glob("*/__init__.py"):

@@ -115,6 +115,32 @@ def list_runs(
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
 
 
+def clean(
+    run_dir: Annotated[Path | None, options.own(FOLDER, "--run-dir", _FOLDER)] = None,
+    dry_run: Annotated[
+        bool,
+        options.switch("--dry-run", "say what would be removed, and remove nothing"),
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Remove the compiler caches of runs; records, reports and logs stay."""
+    from autocompile.commands.cleaning import cleaned
+    from autocompile.report import text
+    from autocompile.store import runs
+
+    rows = cleaned(run_dir or runs.under, dry_run)
+
+    def draw(console: Any) -> None:
+        for row in rows:
+            stays = "would go" if dry_run else "in use, stays"
+            state = "removed" if row["removed"] else stays
+            console.print(f"{row['name']}   {text.size(row['bytes'])}   {state}")
+        freed = sum(row["bytes"] for row in rows if row["removed"])
+        console.print(f"freed {text.size(freed)}; records, reports and logs stay")
+
+    print_or_draw(rows, as_json, draw)
+
+
 _FILE = "write this file, as tuned.json"
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help=_FILE)

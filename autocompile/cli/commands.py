@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from autocompile import cli
-from autocompile.cli.browse import export, list_runs, show
+from autocompile.cli.browse import clean, export, list_runs, show
 from autocompile.cli.checking import check, doctor, init, verify
 from autocompile.cli.output import lasting_streams, say
 from autocompile.cli.recorder import record
@@ -77,7 +77,7 @@ def _root(
 _PANELS: Mapping[str, Sequence[Callable[..., Any]]] = {
     "Start here": (tune, init, check, doctor),
     "What a run has found": (show, list_runs, export, verify),
-    "More": (suite, record),
+    "More": (suite, record, clean),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from autocompile.execute.executor import Job
 
 
-class Do(str, Enum):
+class Do(StrEnum):
     """What a station is told, and in brackets what else the line holds."""
 
     OPEN = "open"  # begin (files, place, isolation, jobs, memory_limit_bytes)
@@ -18,7 +18,7 @@ class Do(str, Enum):
     CLOSE = "close"  # end everything
 
 
-class Say(str, Enum):
+class Say(StrEnum):
     """What a station says."""
 
     HELLO = "hello"  # it is there (autocompile, slots)

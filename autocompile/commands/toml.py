@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,6 @@ from typing import Any
 from autocompile.errors import UsageError
 from autocompile.settings.option import demand_known
 from autocompile.settings.searchspace import BY_NAME, SearchSpace
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def read_toml(path: Path) -> dict[str, Any]:

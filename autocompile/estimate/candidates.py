@@ -73,8 +73,13 @@ class Candidate:
 
     @property
     def reported(self) -> Interval:
-        """The speed-up as a user reads it: of other minutes, too. Eager is 1 exactly."""
+        """The speed-up as a user reads it: of other days, too. Eager is 1 exactly."""
         return ONE if self.record.config.is_baseline else between_runs(self.speedup)
+
+    @property
+    def least_gain(self) -> float:
+        """How many times as fast as eager mode it surely is, whatever the day."""
+        return between_runs(self.speedup, only_order=True).low
 
     @property
     def throughput(self) -> Interval:
@@ -245,7 +250,7 @@ def left_out(raced: Sequence[Record]) -> set[int]:
     A virtual machine shares its cores: contention makes the same work up to 1.5 times slower for
     seconds or minutes, eager mode and compiled code by different factors. It is detected by a
     reference workload next to each measurement, never by the ratio, which would select the result.
-    Counting slow sets makes errors of up to 15 % (studies/truth, replay.py).
+    Counting slow sets makes errors of up to 15 % (replayed on recorded rounds; studies/truth).
     """
     seconds = {
         r.race: s

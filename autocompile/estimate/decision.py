@@ -75,7 +75,7 @@ def _in_set(first: Candidate, second: Candidate, number: int) -> float:
 
 def _is_late(c: Candidate) -> bool:
     """Whether it was not raced, and seems much faster than eager."""
-    return not c.tries and c.reported.low > 1 + _MUCH
+    return not c.tries and c.least_gain > 1 + _MUCH
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Decision:
     @property
     def is_faster(self) -> bool:
         """Whether ``best`` beats eager with the whole interval that a user reads."""
-        return not self.best.record.config.is_baseline and self.best.reported.low > 1
+        return not self.best.record.config.is_baseline and self.best.least_gain > 1
 
     @property
     def least(self) -> float:
@@ -166,7 +166,7 @@ def _ties(rivals: Sequence[Candidate], keeps_eager: bool) -> list[Candidate]:
     """
     eligible = [c for c in rivals if c.sets] or list(rivals)
     if keeps_eager:
-        eligible = [c for c in eligible if c.reported.low > 1]
+        eligible = [c for c in eligible if c.least_gain > 1]
     if not eligible:
         eligible = [c for c in rivals if _is_late(c)]
     if not eligible:
@@ -235,7 +235,7 @@ def _that_count(rivals: Sequence[Candidate]) -> list[Candidate]:
     raced = [c for c in rivals if c.sets]
     if not raced:
         return list(rivals)
-    if any(c.reported.low > 1 for c in raced):
+    if any(c.least_gain > 1 for c in raced):
         return raced
     return raced + [c for c in rivals if _is_late(c)]
 

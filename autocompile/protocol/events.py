@@ -7,7 +7,7 @@ supervisor, which imports neither torch nor numpy, speaks it too.
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 _LONGEST_LINE = 8 * 2**20
@@ -19,7 +19,7 @@ MEETING = "meeting"
 """File in a trial's folder by which its ranks find each other."""
 
 
-class EventName(str, Enum):
+class EventName(StrEnum):
     """What a line is about, in the order in which they come, and in brackets what else it holds."""
 
     # From the supervisor:

@@ -13,7 +13,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ SCHEMA = 1
 T = TypeVar("T", bound="TaskResult")
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """How a trial ended."""
 
     OK = "ok"
@@ -54,7 +54,7 @@ class Outcome(str, Enum):
     INFRASTRUCTURE = "infrastructure"
 
 
-class Step(str, Enum):
+class Step(StrEnum):
     """The steps of a trial."""
 
     IMPORT = "import"
@@ -75,7 +75,7 @@ class GraphBreak(Part):
     reason: str = ""  # in torch's words
 
 
-class Checks(str, Enum):
+class Checks(StrEnum):
     """Which checks a trial is asked for, and which a setting has passed in it."""
 
     FIRST = "first"  # what a call shows

@@ -264,7 +264,7 @@ def main() -> None:
         "--folder", type=Path, help="for the JSON; beside this file if left out"
     )
     args = parser.parse_args()
-    path = (args.folder or HERE / "cpu") / "aa.json"
+    path = (args.folder or HERE / "host_3_in_turns") / "aa.json"
     there = {(row["experiment"], row["set"]) for row in load(path)}
     todo = [
         (e, s)

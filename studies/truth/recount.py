@@ -1,7 +1,7 @@
 """The recorded tunes counted again by the present rule: same rounds, same truth.
 
     python studies/truth/recount.py           # measures nothing; a few seconds
-    python studies/truth/recount.py in_turns
+    python studies/truth/recount.py host_1
 
 A tune keeps the raw rounds of its search and of its race, so that a change of the rule can be held
 against every tune there is. Which settings were raced, and how often, stays as it was. For each
@@ -26,12 +26,12 @@ from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
 FOLDERS = (
-    "cpu_races",
-    "busy_races",
-    "busy_second",
-    "in_turns",
-    "busy_turns",
-    "busy_epyc",
+    "host_1",
+    "busy_host_1",
+    "busy_host_2",
+    "host_3_in_turns",
+    "busy_host_4_in_turns",
+    "busy_host_5_in_turns",
 )
 
 
@@ -94,7 +94,7 @@ def recounted(run: dict[str, Any], model: str) -> dict[str, Any]:
 
 def rows(folder: Path) -> Iterator[list[str]]:
     """A row for each series of a folder."""
-    true = truths(folder, "cpu") or truths(HERE / "cpu", "cpu")
+    true = truths(folder, "cpu")
     runs = [
         {"model": path.stem.removeprefix("tunes_"), "is_busy": False, **run}
         for path in sorted(folder.glob("tunes_*.json"))

@@ -2,7 +2,7 @@
 
 python studies/truth/summary.py --device cpu
 python studies/truth/summary.py --device cpu --write     # into README.md, between its markers
-python studies/truth/summary.py --device cpu --folder studies/truth/busy --write
+python studies/truth/summary.py --device cpu --folder studies/truth/busy_host_1 --write
 """
 
 from __future__ import annotations

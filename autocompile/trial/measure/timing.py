@@ -10,7 +10,7 @@ What is covered:
   (:class:`StreamTimer`);
 - what a side costs the next one: its threads busy-wait for about ten milliseconds after their last
   call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5 times as
-  long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is measured,
+  long as its twentieth (a CNN on two cores). So the loss of the first calls is measured,
   and if it matters a block's clock starts after them;
 - compile time: the first calls, less a steady one and the wait for other trials.
 
