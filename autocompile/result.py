@@ -36,7 +36,7 @@ class Result:
     Attributes:
         best: the best trial; eager's if the verdict is ``keep_eager``.
         config: its settings.
-        speedup: its speed-up over eager, with a 95 % interval.
+        speedup: its speed-up over eager, with the interval in which other runs of this machine lie.
         report: all of it, typed.
         verdict: ``faster``, ``within_limits`` (eager mode breaks a limit, this setting keeps them),
             ``keep_eager``, ``unknown`` (nothing compiled has ended and passed all checks) or
@@ -63,7 +63,7 @@ class Result:
         self.speedup: dict[str, Interval] = {n: b.speedup for n, b in best.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
-        """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
+        """Whether a phase's interval is above a factor, confirmed by several processes."""
         answer = self.report.phases[phase].answer
         best = answer.best
         if best is None or not answer.is_faster or best.confirmed_processes < 2:

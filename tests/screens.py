@@ -1,6 +1,6 @@
-"""The recorded answer as it looks on a terminal and in a pipe, for docs/screens.md.
+"""Recorded answers as they look on a terminal and in a pipe, for README.md and docs/report.md.
 
-python tests/screens.py            # writes docs/screens/answer-*.svg anew
+python tests/screens.py            # writes docs/screens/*.svg anew
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from autocompile.commands.listing import read_report
 
 ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"
-RUN = ROOT / "studies" / "first_runs" / "cpu_xeon" / "ppo_breakout.json"
-WIDTHS = (80, 100, 120)
+RUNS = ROOT / "studies" / "first_runs" / "two_cores"
+RUN, FIRST = RUNS / "ppo_breakout.json", RUNS / "bert.json"
+PICTURES = [
+    ("answer", RUN, 80),
+    ("answer", RUN, 100),
+    ("answer", RUN, 120),
+    ("first", FIRST, 100),
+]
 
 # Rich's own format loads a font from a server and has the colours of one theme.
 _FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {terminal_height:.0f}">
@@ -38,11 +44,11 @@ _STYLE = re.compile(r"(?<=<style>\n).*?(?=</style>)", re.S)
 _NOTHING = re.compile(r' clip-path="[^"]*"|<text [^>]*>\s*</text>')
 
 
-def answer(width: int) -> str:
-    """The answer at so many columns, as one picture for light and dark."""
+def answer(run: Path, width: int) -> str:
+    """The answer of a run at so many columns, as one picture for light and dark."""
     light, dark = (
-        _svg(width, DEFAULT_TERMINAL_THEME, "#fff"),
-        _svg(width, SVG_EXPORT_THEME, "#111"),
+        _svg(run, width, DEFAULT_TERMINAL_THEME, "#fff"),
+        _svg(run, width, SVG_EXPORT_THEME, "#111"),
     )
     (style,) = _STYLE.findall(dark)
     assert _STYLE.sub("", light) == _STYLE.sub("", dark)
@@ -50,10 +56,10 @@ def answer(width: int) -> str:
     return light.replace("</style>", at_night)
 
 
-def _svg(width: int, theme: TerminalTheme, paper: str) -> str:
+def _svg(run: Path, width: int, theme: TerminalTheme, paper: str) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print()
-    for line in Text.from_ansi(typed(width)).split(allow_blank=True):
+    for line in Text.from_ansi(typed(run, width)).split(allow_blank=True):
         for part in line.divide(
             range(width, len(line), width)
         ):  # as a terminal breaks it
@@ -70,14 +76,14 @@ class _Terminal(io.StringIO):
         return True
 
 
-def typed(width: int) -> str:
+def typed(run: Path, width: int) -> str:
     """What ``autocompile show last`` writes to a terminal, colours included."""
     with mock.patch.dict(
         os.environ, {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}
     ):
         for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
             os.environ.pop(name, None)
-        return shown(read_report(RUN), "last", file=_Terminal())
+        return shown(read_report(run), "last", file=_Terminal())
 
 
 def piped() -> str:
@@ -88,8 +94,8 @@ def piped() -> str:
 def main() -> None:
     """Write the pictures."""
     SCREENS.mkdir(exist_ok=True)
-    for width in WIDTHS:
-        (SCREENS / f"answer-{width}.svg").write_text(answer(width), "utf-8")
+    for name, run, width in PICTURES:
+        (SCREENS / f"{name}-{width}.svg").write_text(answer(run, width), "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+from pathlib import Path
 
 import pytest
 import screens
 from conftest import ROOT
-from recorded_runs import shown
 
 from autocompile.commands.listing import read_report
 from autocompile.estimate.intervals import Interval, between_runs
@@ -19,38 +20,35 @@ README = (ROOT / "README.md").read_text("utf-8")
 _WORDS = re.compile(r"<text[^>]*>([^<]*)")
 
 
-@pytest.mark.parametrize(
-    "run", ["first_runs/cpu_xeon/ppo_breakout", "gpu/gpt2_step_report"]
-)
-def test_the_readme_shows_answers_as_recorded(run: str) -> None:
-    report = read_report(STUDIES / f"{run}.json")
-    answer = shown(report, "last").splitlines()[1 : 1 + len(report.phases)]
-    seen = [line.split() for line in README.splitlines()]
-    for row in answer:
-        assert row.split() in seen
-
-
-def test_the_readme_s_intervals_are_as_wide_as_those_of_this_version() -> None:
-    narrowest = between_runs(Interval(1.0, 1.0, 1.0))
-    shown = re.findall(r"× \[([\d.]+), ([\d.]+)\]", README)
-    assert len(shown) == 4
-    for low, high in shown:
-        least, most = float(low) - 0.005, float(high) + 0.005  # as they were rounded
-        assert most / least >= narrowest.high / narrowest.low
-
-
-@pytest.mark.parametrize("width", screens.WIDTHS)
-def test_the_screens_show_what_a_terminal_gets(width: int) -> None:
+@pytest.mark.parametrize(("name", "run", "width"), screens.PICTURES)
+def test_the_screens_show_what_a_terminal_gets(
+    name: str, run: Path, width: int
+) -> None:
     """``python tests/screens.py`` draws them anew."""
-    kept = (screens.SCREENS / f"answer-{width}.svg").read_text("utf-8")
-    drawn = screens.answer(width)
+    kept = (screens.SCREENS / f"{name}-{width}.svg").read_text("utf-8")
+    drawn = screens.answer(run, width)
     assert _WORDS.findall(kept) == _WORDS.findall(drawn)
     assert "://" not in kept.replace("http://www.w3.org/2000/svg", "")
-    assert max(len(line) for line in screens.typed(width).splitlines()) > 60
+    assert max(len(line) for line in screens.typed(run, width).splitlines()) > 60
+
+
+def test_intervals_that_are_shown_are_as_wide_as_those_of_this_version() -> None:
+    narrowest = between_runs(Interval(1.0, 1.0, 1.0))
+    for run in (screens.RUN, screens.FIRST):
+        for phase in read_report(run).phases.values():
+            found = phase.answer.best.speedup
+            assert found.high / found.low >= 0.999 * narrowest.high / narrowest.low
+
+
+def test_the_readme_names_the_figures_of_the_studies() -> None:
+    held = json.loads((STUDIES / "truth" / "calibrate.json").read_text("utf-8"))
+    pairs = [held["kinds"][k]["held"].split(" of ") for k in ("quiet CPU", "busy CPU")]
+    right, count = (sum(map(int, column)) for column in zip(*pairs, strict=True))
+    assert f"{right} of {count}" in " ".join(README.split())
 
 
 def test_the_page_of_screens_shows_the_pipe() -> None:
-    page = (ROOT / "docs" / "screens.md").read_text("utf-8")
+    page = (ROOT / "docs" / "report.md").read_text("utf-8")
     assert screens.piped().rstrip() in page
 
 

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from autocompile import cli
 from autocompile.cli.browse import clean, export, list_runs, show
 from autocompile.cli.checking import check, doctor, init, verify
+from autocompile.cli.help import Short
 from autocompile.cli.output import lasting_streams, say
 from autocompile.cli.recorder import record
 from autocompile.cli.tune import tune
@@ -82,7 +83,8 @@ _PANELS: Mapping[str, Sequence[Callable[..., Any]]] = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         _name = _command.__name__.removesuffix("_runs")
-        app.command(_name, rich_help_panel=_panel)(_command)
+        _shows = Short if _command in (tune, suite) else None
+        app.command(_name, cls=_shows, rich_help_panel=_panel)(_command)
 
 
 def _end_with(error: AutocompileError, code: ExitCode) -> NoReturn:

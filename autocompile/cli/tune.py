@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autocompile.cli import options
+from autocompile.cli.help import HelpAll
 from autocompile.cli.output import print_or_draw, say, show_result
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.settings.option import CHOSEN, COMMON, FACTOR
@@ -34,6 +35,7 @@ def tune(
     as_json: options.Json = False,
     progress: options.Progress = "auto",
     verbose: options.Verbose = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Find the fastest settings of torch.compile for TARGET.
 

@@ -145,7 +145,7 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     plot = Plot(
         f"{what}{_at_size(phase.answer)}",
-        f"Speed-up over eager with its 95 % interval. {dots}"
+        f"Speed-up over eager with its interval. {dots}"
         f"Differences within the shaded zone, {100 * ZONE:.0f} % around the best, are not pursued.",
         "speed-up over eager (eager is 1)",
         height=len(rows) * _ROW + _TOP + _BOTTOM,
@@ -218,7 +218,7 @@ def _batch_sizes(phase: PhaseResult) -> Iterator[Plot]:
         "The best setting of each batch size against eager, which is 1.",
         "batch size (logarithmic)",
         "speed-up over eager",
-        legend=[("best", "best setting, with its 95 % interval")],
+        legend=[("best", "best setting, with its interval")],
     )
     sizes = list(gains)
     x = plot.across(sizes, _LEFT, sizes)

@@ -257,7 +257,7 @@ class Study:
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
-        if self.spent_trials:
+        if self.spent_trials or self.deadlines.is_over():
             return None
         if len(self._running) >= self._fitting:
             return None

@@ -41,7 +41,7 @@ class Choice:
     config: CompileConfig  # eager mode where nothing was faster
     # At which it was measured; None where the phase has none.
     batch_size: int | None = None
-    # Over eager mode, with its 95 % interval: ``value``, ``low``, ``high``.
+    # Over eager mode, with the interval of other runs of the machine: ``value``, ``low``, ``high``.
     speedup: Mapping[str, float] = field(default_factory=dict)
     # In how many fresh processes that was measured; one confirms nothing.
     processes: int = 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autocompile.cli import options
+from autocompile.cli.help import HelpAll
 from autocompile.cli.output import print_or_draw, say, write
 from autocompile.errors import ExitCode, UsageError
 from autocompile.settings.option import COMMON, FILE, NAME, OUTPUT, Declared, Kept
@@ -63,6 +64,7 @@ def suite(
     as_json: options.Json = False,
     progress: options.Progress = "auto",
     verbose: options.Verbose = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Tune many models and make one table of them.
 

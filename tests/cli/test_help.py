@@ -23,8 +23,8 @@ PANELS = [
 COMMANDS = list(get_command(app).commands)  # type: ignore[attr-defined]
 
 
-def shown(*args: str) -> str:
-    done = CliRunner().invoke(app, [*args, "--help"], env={"COLUMNS": "80"})
+def shown(*args: str, how: str = "--help") -> str:
+    done = CliRunner().invoke(app, [*args, how], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -47,8 +47,19 @@ def test_summaries_of_commands_are_a_line_each() -> None:
     assert all(line.endswith(".") for _, line in listed), listed
 
 
-def test_options_of_tune_stand_in_panels() -> None:
+def test_what_nine_of_ten_need_fits_one_screen() -> None:
     text = shown("tune")
+    assert len(text.splitlines()) <= 40
+    assert re.findall(r"^╭─ ([\w ]+) ─", text, re.M) == [
+        "Arguments",
+        "Options",
+        "Common",
+    ]
+    assert "--help-all" in text
+
+
+def test_options_of_tune_stand_in_panels() -> None:
+    text = shown("tune", how="--help-all")
     assert re.findall(r"^╭─ ([\w ]+) ─", text, re.M) == [
         "Arguments",
         "Options",
