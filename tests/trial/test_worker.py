@@ -206,6 +206,21 @@ def test_why_nothing_was_captured_is_told(try_it: Try, work: Path) -> None:
     assert "everything ran in eager mode: Attempted to wrap RNN" in result["message"]
 
 
+ENDS_WORKERS = """
+import time, torch
+from autocompile.trial.measure import telemetry
+telemetry.use_compile_workers(2, torch.device("cuda"))
+telemetry.end_compile_workers()
+time.sleep(2.5)  # meanwhile a thread of torch 2.15 sees that they are gone
+"""
+
+
+def test_compile_workers_that_are_not_needed_end_without_a_word() -> None:
+    command = [sys.executable, "-c", ENDS_WORKERS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "subproc_pool" not in done.stderr, done.stderr
+
+
 # --- environment --------------------------------------------------------------------------------
 
 

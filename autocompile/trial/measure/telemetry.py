@@ -134,9 +134,19 @@ def end_compile_workers() -> None:
         process = getattr(pool, "process", None)
         # Without workers it still imports torch, for which a shutdown would wait.
         if process is not None and not children(process.pid):
-            process.kill()
-            process.wait()
+            _kill_when_waited_for(process)
     compiling.shutdown_compile_workers()
+
+
+def _kill_when_waited_for(process: Any) -> None:
+    # Not before: torch 2.15 watches it, and warns of an end that no shutdown has asked for.
+    wait = process.wait
+
+    def kill_and_wait(timeout: float | None = None) -> int:
+        process.kill()
+        return int(wait(timeout))
+
+    process.wait = kill_and_wait
 
 
 def breaks_met(home: Path) -> list[GraphBreak]:
