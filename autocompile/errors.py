@@ -5,6 +5,7 @@ Failed trials raise nothing; they are data (``autocompile.store.record.Outcome``
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 
@@ -73,8 +74,16 @@ NEWER = "install a newer autocompile: the version that wrote it, or a later one"
 """What to do about a file of a version that this one does not know."""
 
 
+# A graph break whose first line tells nothing: torch 2.15 says so of an LSTM.
+_DELAYED = re.compile(
+    r"\s*Unsupported function call \(delayed\)\n.* Reason: (?!None\b)(.+)"
+)
+
+
 def first_line(text: object) -> str:
-    """The first line that is not blank, at most 300 characters."""
+    """The first line that is not blank, or torch's reason if it is below; at most 300 letters."""
+    if delayed := _DELAYED.match(str(text)):
+        return delayed[1].strip()[:300]
     lines = (line.strip() for line in str(text).splitlines())
     return next(filter(None, lines), "")[:300]
 

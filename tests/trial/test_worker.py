@@ -203,7 +203,8 @@ def test_why_nothing_was_captured_is_told(try_it: Try, work: Path) -> None:
     )
     result = try_it("model.py")
     assert (result["outcome"], result["step"]) == ("not_compiled", "verify"), result
-    assert "everything ran in eager mode: Attempted to wrap RNN" in result["message"]
+    _, _, why = result["message"].partition("everything ran in eager mode: ")
+    assert "RNN, GRU, or LSTM" in why, result["message"]
 
 
 ENDS_WORKERS = """
@@ -487,6 +488,14 @@ def test_the_first_words_are_one_short_line(tmp_path: Path) -> None:
     assert first_words(ValueError()) == "ValueError"
     assert first_words(ValueError("\n\n  first  \nsecond")) == "ValueError: first"
     assert len(first_words(ValueError("x" * 5000))) < 320
+    said = (
+        "Unsupported function call (delayed)\n  Explanation: Dynamo determined that a graph break "
+        "should occur when calling `m`. Reason: {}\n\n\n  Developer debug context: source: m"
+    )
+    assert first_words(ValueError(said.format("no LSTM. Set b"))) == (
+        "ValueError: no LSTM. Set b"
+    )
+    assert first_words(ValueError(said.format(None))).endswith("call (delayed)")
     assert where_in(caught_from(lambda: json.loads("{")), tmp_path) is None, (
         "not the user's"
     )
