@@ -21,7 +21,7 @@ from autocompile.commands.listing import read_report
 ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"
 RUNS = ROOT / "studies" / "first_runs" / "two_cores"
-RUN, FIRST = RUNS / "ppo_breakout.json", RUNS / "bert.json"
+RUN, FIRST = RUNS / "ppo_breakout.json", RUNS / "mobilenet.json"
 PICTURES = [
     ("answer", RUN, 80),
     ("answer", RUN, 100),

@@ -11,7 +11,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MACHINES = {
-    "two CPU cores": ("cpu", "cpu_xeon"),
+    "two CPU cores": ("cpu", "two_cores"),
     "two CPU cores at half that speed": ("cpu_slow",),
     "an H100": ("h100",),
 }
