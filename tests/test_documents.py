@@ -40,7 +40,9 @@ def run(*command: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[st
 
 
 def help_of(*command: str) -> str:
-    return CliRunner().invoke(app, [*command, "--help"], terminal_width=80).output
+    """All options of a command that has many, or the help of another."""
+    how = "--help-all" if command in (("tune",), ("suite",)) else "--help"
+    return CliRunner().invoke(app, [*command, how], terminal_width=80).output
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
@@ -162,7 +164,7 @@ def test_ci_runs_the_readme_s_last_commands_to_the_letter() -> None:
 def test_the_documents_name_every_command_and_only_options_that_exist() -> None:
     shown = help_of()
     commands = re.findall(r"^│ (\w+) ", shown.split("─ Start here ─")[1], re.M)
-    named = "tune init check doctor show list export verify suite record"
+    named = "tune init check doctor show list export verify suite record clean"
     assert commands == named.split()
     known = shown + "".join(map(help_of, commands))
     for command in commands:

@@ -53,7 +53,7 @@ def test_the_page_of_screens_shows_the_pipe() -> None:
 
 
 def test_a_pipe_gets_no_colour_and_a_terminal_does() -> None:
-    assert "\033[" in screens.typed(80)
+    assert "\033[" in screens.typed(screens.RUN, 80)
     assert "\033[" not in screens.piped()
 
 
