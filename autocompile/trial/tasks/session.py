@@ -283,9 +283,8 @@ class Session:
             side = make_side(target, phase, copy_inputs(self.workload))
             side.keep()
             side.run()
-        except (
-            Exception
-        ):  # one device is too small, or the step asks for what ranks have
+        except Exception:
+            # One device is too small, or the step asks for what only ranks have.
             traceback.print_exc()
             works = False
         else:
