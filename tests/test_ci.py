@@ -41,6 +41,8 @@ def project(tmp_path: Path) -> Path:
     for folder in (".ci", "bin"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / ".ci" / "wheel").write_text("#!/bin/sh\n")  # a project without one
+    (tmp_path / ".ci" / "wheel").chmod(0o755)
     (tmp_path / "bin" / "python3").write_text(PYTHON)
     (tmp_path / "bin" / "python3").chmod(0o755)
     (tmp_path / "test_three.py").write_text(TESTS)

@@ -114,7 +114,7 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
         text.index('<section class="phase"'),
     )
     answer = Page(text[start:end]).text
-    assert "1.60×" in answer and "[1.55, 1.66]" in answer
+    assert "1.60×" in answer and "[1.49, 1.72]" in answer
     assert 'torch.compile(model, mode="max-autotune")' in answer
     assert "keep eager" in answer and answer.count("open") == 2
     text, report = page_of("interrupted", tmp_path)

@@ -197,7 +197,7 @@ here = Path(autocompile.__file__).parent.parent
 assert here == Path.cwd()
 blue = CompileConfig(tint="blue")
 
-typed = CliRunner().invoke(app, ["tune", "--help"], terminal_width=200).output
+typed = CliRunner().invoke(app, ["tune", "--help-all"], terminal_width=200).output
 assert "--tint" in typed and "comma list of none, blue" in typed, typed
 Path("model.py").write_text("")
 wrong = CliRunner().invoke(app, ["tune", "model.py", "--tint", "red"]).exception
