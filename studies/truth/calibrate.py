@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from models import EAGER, HERE, MODELS
@@ -35,6 +36,7 @@ class Run(NamedTuple):
     kind: str
     error: float
     own: float
+    truth: float
 
     def is_held(self, apart: float) -> bool:
         return abs(self.error) <= math.hypot(self.own, 1.96 * apart)
@@ -59,7 +61,8 @@ def on_cpus() -> Iterator[Run]:
                 kind = "quiet CPU" if run["noise"] == "quiet" else "busy CPU"
                 error = math.log(best.speedup.value / true[model][pick].value)
                 own = math.log(best.speedup.high / best.speedup.value)
-                yield Run(f"{folder}, {model}, {kind}", kind, error, own)
+                truth = true[model][pick].value
+                yield Run(f"{folder}, {model}, {kind}", kind, error, own, truth)
 
 
 def on_gpus() -> Iterator[Run]:
@@ -72,11 +75,17 @@ def on_gpus() -> Iterator[Run]:
                 if run.get("speedup") and run.get("pick") in true[model]:
                     truth = true[model][run["pick"]].value
                     error = math.log(run["speedup"][0] / truth)
-                    yield Run(f"{folder}, {model}", "GPU", error, 0.0)
+                    yield Run(f"{folder}, {model}", "GPU", error, 0.0, truth)
 
 
 def share(runs: Sequence[Run], is_held: Callable[[Run], bool]) -> str:
     return f"{sum(map(is_held, runs))} of {len(runs)}"
+
+
+def off(runs: Sequence[Run]) -> tuple[float, float, float]:
+    errors = [100 * run.error for run in runs]
+    sizes = [abs(error) for error in errors]
+    return round(median(sizes), 1), round(max(sizes), 1), round(fmean(errors), 1)
 
 
 def least(runs: Sequence[Run]) -> float:
@@ -105,6 +114,8 @@ def main() -> None:
         "left_out": without,
         "kinds": {
             kind: {
+                "off by, %: median, most, mean with its sign": off(of),
+                "slower than eager in truth": share(of, lambda r: r.truth <= 1),
                 "held": share(of, lambda r: r.is_held(apart)),
                 "held when its series is left out": share(
                     of, lambda r: r.is_held(without[r.series])

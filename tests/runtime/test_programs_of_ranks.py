@@ -69,7 +69,7 @@ def test_two_ranks_train_compiled_as_they_do_in_eager_mode(
     found = ran(kind, file_of(tmp_path, AOT), tmp_path)
     # FSDP2 gathers the parts of a module before each call of it, which no graph holds.
     assert (found["calls"], eager["calls"]) == (3, 0)
-    assert found["graphs"] == (1 if "fsdp2" not in kind else found["graphs"]) > 0
+    assert found["graphs"] >= 1 if "fsdp2" in kind else found["graphs"] == 1
     demand_same(found, eager)
     assert not [words for words in found["said"] if "rank" in words]
 
