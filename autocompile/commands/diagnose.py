@@ -38,7 +38,8 @@ def check(request: Request, calls: Path | None = None) -> dict[str, Any]:
         for phase in probe.target["phases"]:
             size = batch_size if phase_of(phase).has_batch_size else None
             size = probe.target.get("fixed_batch_size", size)
-            rows[phase] = _tried(jobs, Setting(DEFAULT_INDUCTOR, size, phase))
+            setting = Setting(DEFAULT_INDUCTOR, size, phase)
+            rows[phase] = _tried(jobs, setting, profiles=True)
     names = ("phases", "device", "tolerance", "timeout_s")
     more = () if calls is None else ("--calls", str(calls))
     return {
@@ -119,14 +120,15 @@ def _tries(name: str, offered: ProbeResult) -> dict[str, CompileConfig | str]:
     return configs
 
 
-def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
-    """What became of one trial."""
+def _tried(jobs: Bench, setting: Setting, profiles: bool = False) -> dict[str, Any]:
+    """What became of one trial; ``profiles``: and what an eager call does."""
     ending = jobs.run(
         TrialRequest,
         phase=setting.phase,
         sides=(Side(setting.config),),
         batch_size=setting.batch_size,
         limits=_LIMITS,
+        profiles=profiles,
     )
     payload = of_only_side(ending.payload)
     record = to_record(0, setting, dataclasses.replace(ending, payload=payload))
@@ -143,6 +145,7 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
         **{name: getattr(record, name) for name in names},
         "break_reasons": record.detail.get("break_reasons", []),
         "skip_reasons": record.detail.get("skip_reasons", []),
+        "eager_call": record.detail.get("eager_call"),
         "notes": list(record.notes),
         "log_tail": "" if record.ok else jobs.log.read_text("utf-8", "replace")[-4000:],
     }

@@ -74,7 +74,9 @@ class Candidate:
     @property
     def reported(self) -> Interval:
         """The speed-up as a user reads it: of other days, too. Eager is 1 exactly."""
-        return ONE if self.record.config.is_baseline else between_runs(self.speedup)
+        if self.record.config.is_baseline:
+            return ONE
+        return between_runs(self.speedup, self.record.device)
 
     @property
     def least_gain(self) -> float:

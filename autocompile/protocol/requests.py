@@ -131,6 +131,7 @@ class TrialRequest(Request):
     takes_turns: bool = False  # with other processes, round by round
     calls_per_update: int | None = None
     compile_threads: int = 1  # of Inductor
+    profiles: bool = False  # whether one eager call is profiled too
 
     def __post_init__(self) -> None:
         if not self.sides:

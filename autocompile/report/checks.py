@@ -40,11 +40,28 @@ def render_check(found: _Found, console: Console, verbose: bool = False) -> None
     for phase, row in found["phases"].items():
         page.line()
         page.line(phase, "bold")
-        page.line("  eager      runs")
+        first, *others = ["runs", *_eager_call(row["eager_call"] or {})]
+        page.line(f"  eager      {first}")
+        for line in others:
+            page.line(f"             {text.plain(line)}")
         _draw_compiled(page, row, verbose)
     if all(row["outcome"] == "ok" for row in found["phases"].values()):
         page.line()
         page.line(f"Next    {text.plain(found['next'])}")
+
+
+def _eager_call(seen: _Found) -> Iterator[str]:
+    """Where the time of an eager call goes, a sentence each."""
+    if "operators" in seen and "longest" in seen:
+        operators = text.many(seen["operators"], "operator")
+        share = f"{seen['longest_share']:.0%}"
+        yield f"a call is {operators}; on the CPU {share} of their time is in {seen['longest']}"
+    if "busy_share" in seen:
+        kernels = text.many(seen["kernels"], "kernel")
+        yield f"the GPU is busy for {seen['busy_share']:.0%} of a call, with {kernels}"
+    if waits := seen.get("waits"):
+        places = ", ".join(f"{place} ({count}x)" for place, count in waits.items())
+        yield f"the host waits for the GPU at {places}"
 
 
 def _draw_compiled(page: Page, row: _Found, verbose: bool) -> None:

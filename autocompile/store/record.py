@@ -146,6 +146,7 @@ class Record(TaskResult):
     phase: str
     config: CompileConfig
     batch_size: int | None
+    device: str = "cpu"  # the kind of device that it was measured on
     # "confirm" for one side of a race, "exported" for exported code
     role: str = "search"
     ranks: int = 1  # processes that have made each call together

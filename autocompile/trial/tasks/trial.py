@@ -104,6 +104,7 @@ def note_times(session: Session, entrant: Entrant, measurement: Measurement) -> 
     """Put into the record what calls of each kind take, and compiling."""
     record, side, asked = entrant.record, entrant.side, entrant.asked
     record.reference_s = session.work.median_s
+    record.device = session.target.device.type
     if side.config.bakes_weights:
         record.calls_per_update = session.request.calls_per_update
     if here().are_several:
