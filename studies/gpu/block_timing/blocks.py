@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "peers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "other_tuners"))
 from tools import target
 
 TURNS, BLOCKS, LONG, WARM = 6, 4, 60, 12

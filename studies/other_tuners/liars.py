@@ -1,6 +1,6 @@
 """Four compilers that lie, in the place of Inductor: what does each tool recommend?
 
-    python studies/peers/liars.py --device cpu --to studies/peers/cpu/liars.json
+    python studies/other_tuners/liars.py --device cpu --to studies/other_tuners/cpu/liars.json
 
 ``targets/lied_to.py`` has the lies: zeros, gradients of nothing, a segmentation fault, a hang while
 compiling. The first two are faster than eager mode. autocompile tunes a training step, AITune,
@@ -37,7 +37,7 @@ def main() -> None:
     for lie in LIES:
         for tool in asked.tools.split(","):
             os.environ.update(
-                LIAR=lie, AITUNE_CACHE_DIR=tempfile.mkdtemp(prefix="peers-")
+                LIAR=lie, AITUNE_CACHE_DIR=tempfile.mkdtemp(prefix="tuners-")
             )
             words = ["--device", asked.device, "--to", str(asked.to), "--one", tool]
             rows.append(

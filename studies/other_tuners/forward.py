@@ -1,7 +1,7 @@
 """A forward pass: autocompile, NVIDIA AITune 0.6 and torch's own ``max-autotune``, several runs.
 
     pip install --no-deps aitune==0.6.0 nvtx dill tabulate pandas "wrapt~=2.0" autowrapt
-    python studies/peers/forward.py small_cnn --runs 5 --to studies/peers/cpu/small_cnn.json
+    python studies/other_tuners/forward.py small_cnn --runs 5 --to studies/other_tuners/cpu/small_cnn.json
 
 Each run of a tool is a process of its own with empty caches. AITune chooses among eager mode and
 the modes of Inductor (``MaxThroughputStrategy``), autocompile as ``tune`` does by itself. Then one
@@ -60,7 +60,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for run in range(asked.runs):
         for tool in ("autocompile", "aitune"):
-            with tempfile.TemporaryDirectory(prefix="peers-") as cache:
+            with tempfile.TemporaryDirectory(prefix="tuners-") as cache:
                 os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, AITUNE_CACHE_DIR=cache)
                 rows.append(
                     {"tool": tool, "run": run, **part(__file__, *common, "--one", tool)}
@@ -69,7 +69,7 @@ def main() -> None:
     picks = {json.dumps(row["pick"]): row["pick"] for row in rows if "pick" in row}
     found: dict[str, Any] = {"model": asked.model, "device": asked.device, "rows": rows}
     for memory, variables in MEMORY.items():
-        with tempfile.TemporaryDirectory(prefix="peers-") as cache:
+        with tempfile.TemporaryDirectory(prefix="tuners-") as cache:
             os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, **variables)
             words = ["--one", "reference", "--picks", json.dumps([*picks.values()])]
             found[memory] = timed = part(__file__, *common, *words)
