@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, stdev
 
 from autocompile.estimate.intervals import (
     Interval,
@@ -49,6 +49,9 @@ class Candidate:
     processes: tuple[float, ...] = ()
     # The speed-up of a call alone, without the costs above; None where there are none.
     of_a_call: float | None = None
+    # Of a GPU: how uncertain eager mode's time is, as a standard deviation of its log. It waits for
+    # the host, whose state differs between processes, and a replayed graph does not.
+    eager_apart: float = 0.0
 
     @property
     def sets(self) -> int:
@@ -76,7 +79,7 @@ class Candidate:
         """The speed-up as a user reads it: of other days, too. Eager is 1 exactly."""
         if self.record.config.is_baseline:
             return ONE
-        return between_runs(self.speedup, self.record.device)
+        return between_runs(self.speedup, self.eager_apart)
 
     @property
     def least_gain(self) -> float:
@@ -220,6 +223,7 @@ def _candidate(
         slow_sets=len(slow),
         processes=tuple(processes),
         of_a_call=of_a_call,
+        eager_apart=eager.apart(record) / math.sqrt(len(logs) or 1),
     )
 
 
@@ -325,8 +329,9 @@ class _Eager:
     """Seconds of eager calls, of all processes and of each race, by environment and batch size."""
 
     def __init__(self, working: Iterable[Record]) -> None:
-        self._times: dict[tuple[str, int | None, int | None], list[float]] = (
-            defaultdict(list)
+        # To the process: the sides of a race share the blocks of one.
+        self._times: dict[tuple[str, int | None, int | None], dict[int, float]] = (
+            defaultdict(dict)
         )
         for r in working:
             if (
@@ -334,7 +339,7 @@ class _Eager:
             ):  # others have another's
                 for race in {r.race, None}:
                     key = r.config.environment, r.batch_size, race
-                    self._times[key].append(r.measurement.eager_call_s)
+                    self._times[key][r.process] = r.measurement.eager_call_s
 
     def seconds(self, record: Record) -> float:
         """Median over all processes, of the default environment if it was measured there."""
@@ -342,7 +347,16 @@ class _Eager:
         size = record.batch_size
         found = self._times["default", size, None]
         found = found or self._times[record.config.environment, size, None]
-        return median(found) if found else record.measurement.eager_call_s
+        if not found:
+            return record.measurement.eager_call_s
+        return median([*found.values()])
+
+    def apart(self, record: Record) -> float:
+        """How far the processes of a GPU are apart: the standard deviation of the log of seconds."""
+        found = self._times[record.config.environment, record.batch_size, None]
+        if record.device == "cpu" or len(found) < 2:
+            return 0.0
+        return stdev(map(math.log, found.values()))
 
     def of_process(self, record: Record) -> float:
         """In the record's own process; :meth:`seconds` if that used another environment."""
@@ -360,5 +374,6 @@ class _Eager:
             ours = self._times["default", size, race]
             theirs = self._times[environment, size, race]
             if ours and theirs:
-                return measured.speedup.value * median(ours) / median(theirs)
+                eager_s, own_s = median([*ours.values()]), median([*theirs.values()])
+                return measured.speedup.value * eager_s / own_s
         return measured.speedup.value

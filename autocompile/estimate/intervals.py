@@ -33,9 +33,9 @@ _T95 = (
 # of freedom (studies/truth).
 _PRIOR_SPREAD, _PRIOR_FREEDOM = 0.015, 4
 # Standard deviation of a log speed-up between runs, beyond what their sets explain: with it the
-# interval of a figure holds the truth in 93 % of recorded runs or more (studies/truth,
-# calibrate.py). On a GPU eager mode waits for a host that others may share, and graphs do not.
-_RUNS_APART = {"cpu": 0.035, "cuda": 0.1}
+# interval of a figure holds the truth in 93 % of recorded runs or more, of quiet and busy CPUs and of
+# GPUs, each series being left out when it is asked about (studies/truth, calibrate.py).
+_RUNS_APART = 0.035
 # The same where only the order of two settings counts: of 161 that it calls faster than eager mode
 # none is slower in truth.
 _ORDER_APART = 0.015
@@ -162,13 +162,14 @@ def over_sets(logs: Sequence[float]) -> Interval:
 
 
 def between_runs(
-    found: Interval, device: str = "cpu", only_order: bool = False
+    found: Interval, eager_apart: float = 0.0, only_order: bool = False
 ) -> Interval:
     """The interval of other runs too: processes of one minute agree better than runs do.
 
-    ``device``: its kind; ``only_order``: what of it may turn the order of two settings.
+    ``eager_apart``: by how much eager mode alone differs from run to run, as a standard deviation of
+    its log time; ``only_order``: what of it may turn the order of two settings.
     """
-    apart = _RUNS_APART.get(device, max(_RUNS_APART.values()))
-    same = 1.96 * (_ORDER_APART if only_order else apart)
+    apart = _ORDER_APART if only_order else math.hypot(_RUNS_APART, eager_apart)
+    same = 1.96 * apart
     one_run = Interval(1.0, math.exp(-same), math.exp(same))
     return ratio(found, one_run)

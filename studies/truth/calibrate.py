@@ -5,8 +5,9 @@
 A figure's own interval counts how far the sets of its run are apart. To that comes a standard
 deviation of how far runs are apart (``_RUNS_APART`` in ``estimate/intervals.py``): the least one, in
 steps of 0.25 %, with which at least 93 % of the runs of each kind hold the truth. It is also found
-without each series in turn and then asked about that series, which tells whether it travels. Tunes
-on a GPU kept no sets: their errors count as if the own interval had no width.
+without each series in turn and then asked about that series, which tells whether it travels. Of a
+GPU, how far eager mode's processes are apart comes to it. Older tunes on a GPU kept neither sets nor
+that: their errors count as if both were 0.
 """
 
 from __future__ import annotations
@@ -14,19 +15,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
-from models import EAGER, HERE, MODELS
-from recount import FOLDERS, records
-from store import load
-from summary import truths
-from tunes import configs
-
-from autocompile.estimate.decision import decide_all
+from recount import decided
+from series import EAGER, HERE, NAMES, recorded
 
 GOAL, STEP, MOST = 0.93, 0.0025, 0.12
-GPU = tuple(f"cuda/host_{n}" for n in (1, 2, 3, 4, 5))
 
 
 class Run(NamedTuple):
@@ -44,38 +39,44 @@ class Run(NamedTuple):
 
 def on_cpus() -> Iterator[Run]:
     """The tunes of all CPU series, counted by the present rule."""
-    for folder in FOLDERS:
-        true = truths(HERE / folder, "cpu")
-        for path in sorted((HERE / folder).glob("tunes_*.json")):
-            model = path.stem.removeprefix("tunes_")
-            names = configs(model, "cpu")
-            named = {name: config for config, name in names.items()}
-            for run in load(path):
-                if "raced" not in run:
-                    continue
-                every = decide_all(list(records(run, model, named)))
-                best = every[MODELS[model].batch_size].best
-                pick = names[best.record.config]
-                if pick == EAGER:
-                    continue
-                kind = "quiet CPU" if run["noise"] == "quiet" else "busy CPU"
-                error = math.log(best.speedup.value / true[model][pick].value)
-                own = math.log(best.speedup.high / best.speedup.value)
-                truth = true[model][pick].value
-                yield Run(f"{folder}, {model}, {kind}", kind, error, own, truth)
+    for host, network, true, tunes in recorded("cpu"):
+        for run in tunes:
+            best = decided(run, network).best
+            pick = NAMES[best.record.config]
+            if pick == EAGER:
+                continue
+            kind = "quiet CPU" if run["noise"] == "quiet" else "busy CPU"
+            error = math.log(best.speedup.value / true[pick])
+            own = math.log(best.speedup.high / best.speedup.value)
+            yield Run(f"{host}, {network}, {kind}", kind, error, own, true[pick])
 
 
 def on_gpus() -> Iterator[Run]:
     """The tunes of all GPU series, as they were reported."""
-    for folder in GPU:
-        true = truths(HERE / folder, "cuda")
-        for path in sorted((HERE / folder).glob("tunes_*.json")):
-            model = path.stem.removeprefix("tunes_")
-            for run in load(path):
-                if run.get("speedup") and run.get("pick") in true[model]:
-                    truth = true[model][run["pick"]].value
-                    error = math.log(run["speedup"][0] / truth)
-                    yield Run(f"{folder}, {model}", "GPU", error, 0.0, truth)
+    for host, network, true, tunes in recorded("cuda"):
+        for run in tunes:
+            truth = true[run["pick"]]
+            error = math.log(run["speedup"][0] / truth)
+            yield Run(f"cuda/{host}, {network}", "GPU", error, 0.0, truth)
+
+
+def at_length() -> Iterator[Run]:
+    """The tunes that long loops followed, as reported: ``between_runs`` is taken out again."""
+    for device, kind in (("cpu", "quiet CPU"), ("cuda", "GPU")):
+        data = json.loads((HERE / f"long_loops_{device}.json").read_text())
+        for name, found in data["networks"].items():
+            if "truth" not in found:
+                continue
+            figure, truth = found["figure"], found["truth"]
+            own = math.log(figure["high"] / figure["value"])
+            own = math.sqrt(max(0.0, own**2 - (1.96 * data["runs_apart"]) ** 2))
+            if device == "cuda":
+                eager = map(math.log, found["eager_s_of_processes"])
+                own = math.hypot(
+                    own, 1.96 * stdev(eager) / math.sqrt(found["sets"] or 1)
+                )
+            error = math.log(figure["value"] / truth)
+            yield Run(f"long loops, {name}, {device}", kind, error, own, truth)
 
 
 def share(runs: Sequence[Run], is_held: Callable[[Run], bool]) -> str:
@@ -101,16 +102,15 @@ def least(runs: Sequence[Run]) -> float:
 
 
 def main() -> None:
-    runs = [*on_cpus(), *on_gpus()]
+    runs = [*on_cpus(), *on_gpus(), *at_length()]
     without = {
         series: least([r for r in runs if r.series != series])
         for series in sorted({r.series for r in runs})
     }
-    apart = max(without.values())
+    apart = least(runs)
     found: dict[str, Any] = {
         "goal": GOAL,
         "runs_apart": apart,
-        "least_of_all": least(runs),
         "left_out": without,
         "kinds": {
             kind: {

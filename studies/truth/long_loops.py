@@ -34,6 +34,7 @@ STUDIES = Path(__file__).resolve().parents[1]
 LOOP_S, LEAD_S = 0.5, 0.125
 WARM_S = {"cpu": 1.0, "cuda": 0.5}
 ROUNDS, PROCESSES = 8, 3
+RUNS_APART = 0.035  # _RUNS_APART of autocompile that made the intervals
 READY_S = 240.0  # of the three processes of one setting, to compile and be timed
 # glibc keeps what is freed, as trials and exported code have it: by itself it may give memory back
 # after each call, and eager convolutions then take twice as long (docs/use.md).
@@ -290,6 +291,14 @@ def tuned(
         "sets": best.get("confirmed_processes"),
         "call_s": best.get("call_s"),
         "eager_call_s": best.get("eager_call_s"),
+        "eager_s_of_processes": sorted(
+            {
+                trial["eager_call_s"]
+                for trial in report["phases"][phase]["trials"]
+                if trial["outcome"] == "ok"
+                and trial["batch_size"] == answer["batch_size"]
+            }
+        ),
     }
 
 
@@ -412,6 +421,7 @@ def main() -> None:
     networks = NETWORKS[options.device]
     names = options.networks.split(",") if options.networks else list(networks)
     data: dict[str, Any] = {"machine": machine(options.device), "networks": {}}
+    data["runs_apart"] = RUNS_APART
     if options.to.exists():
         data["networks"] = json.loads(options.to.read_text())["networks"]
     began = time.monotonic()
