@@ -1,6 +1,6 @@
 """Four compilers that lie, in the place of Inductor: what does each tool recommend?
 
-    python studies/other_tuners/liars.py --device cpu --to studies/other_tuners/cpu/liars.json
+    python studies/other_tuners/liars.py
 
 ``targets/lied_to.py`` has the lies: zeros, gradients of nothing, a segmentation fault, a hang while
 compiling. The first two are faster than eager mode. autocompile tunes a training step, AITune,
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools import TARGETS, aitune, part
+from tools import TARGETS, aitune, keep, part
 
 LIES = ("zeros", "gradients", "segfault", "hang")
 NAME, BUDGET_S, LIMIT_S = "lied_to", 60, 240
@@ -25,30 +25,24 @@ NAME, BUDGET_S, LIMIT_S = "lied_to", 60, 240
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tools", default="autocompile,aitune")
-    parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print("\n" + json.dumps(TOOLS[asked.one](asked.device)))
+        found = autocompile() if asked.one == "autocompile" else aitune(NAME)
+        print("\n" + json.dumps(found))
         return
     rows: list[dict[str, Any]] = []
     for lie in LIES:
-        for tool in asked.tools.split(","):
-            os.environ.update(
-                LIAR=lie, AITUNE_CACHE_DIR=tempfile.mkdtemp(prefix="tuners-")
-            )
-            words = ["--device", asked.device, "--to", str(asked.to), "--one", tool]
-            rows.append(
-                {"lie": lie, "tool": tool, **part(__file__, *words, seconds=LIMIT_S)}
-            )
+        for tool in ("autocompile", "aitune"):
+            with tempfile.TemporaryDirectory() as cache:
+                os.environ.update(LIAR=lie, AITUNE_CACHE_DIR=cache)
+                told = part(__file__, "--one", tool, seconds=LIMIT_S)
+            rows.append({"lie": lie, "tool": tool, **told})
             print(rows[-1], flush=True)
-            asked.to.parent.mkdir(parents=True, exist_ok=True)
-            asked.to.write_text(json.dumps(rows, indent=1) + "\n")
+    keep("liars", rows)
 
 
-def autocompile(device: str) -> dict[str, Any]:
+def autocompile() -> dict[str, Any]:
     from autocompile import tune
     from autocompile.settings.searchspace import SearchSpace
 
@@ -59,7 +53,7 @@ def autocompile(device: str) -> dict[str, Any]:
             space=SearchSpace(backends=("inductor",)),
             budget_s=BUDGET_S,
             timeout_s=20,
-            device=device,
+            device="cpu",
             run_dir=Path(folder) / "run",
             progress="plain",
         )
@@ -69,11 +63,6 @@ def autocompile(device: str) -> dict[str, Any]:
     outcomes = [t.outcome.value for t in phase.trials if t.config.backend == "inductor"]
     return {"pick": best.config.backend, "outcomes": sorted(set(outcomes))}
 
-
-TOOLS: dict[str, Any] = {
-    "autocompile": autocompile,
-    "aitune": lambda device: aitune(NAME, device),
-}
 
 if __name__ == "__main__":
     main()
