@@ -1,72 +1,54 @@
 """The recorded tunes counted again by the present rule: same rounds, same truth.
 
     python studies/truth/recount.py           # measures nothing; a few seconds
-    python studies/truth/recount.py host_1
 
-A tune keeps the raw rounds of its search and of its race, so that a change of the rule can be held
-against every tune there is. Which settings were raced, and how often, stays as it was. For each
-series: picks within 1 % of the best, median error of the figure and largest one, and how many
+A tune on a CPU keeps the raw rounds of its search and of its race, so that a change of the rule can
+be held against every tune there is. Which settings were raced, and how often, stays as it was. For
+each series: picks within 1 % of the best, median error of the figure and largest one, and how many
 intervals hold the truth, as they were reported and as they are now.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
 
-from models import EAGER, HERE, MODELS
-from store import load
-from summary import Score, median, score, series, share, table, truths
-from tunes import configs, rounded
+from series import CONFIGS, EAGER, NAMES, NETWORKS, ON_A_GPU, behind, recorded
 
-from autocompile.estimate.decision import decide_all
-from autocompile.settings.config import CompileConfig
+from autocompile.estimate.decision import Decision, decide_all
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
-FOLDERS = (
-    "host_1",
-    "busy_host_1",
-    "busy_host_2",
-    "host_3_in_turns",
-    "busy_host_4_in_turns",
-    "busy_host_5_in_turns",
-)
 
-
-def records(
-    run: dict[str, Any], model: str, named: dict[str, CompileConfig]
-) -> Iterator[Record]:
+def records(run: dict[str, Any], network: str) -> Iterator[Record]:
     """The search's trials and the sides of each set, as far as the decision looks at them."""
     numbers = {name: number for number, name in enumerate(run["searched"])}
-    phase, size = MODELS[model].phase, MODELS[model].batch_size
+    phase, size = NETWORKS[network]
 
     def record(
-        name: str, eager_us: list[float], us: list[float], **more: Any
+        number: int, name: str, eager_us: list[float], us: list[float], **more: Any
     ) -> Record:
         measured = Measurement(
-            tuple(x / 1e6 for x in eager_us),
-            tuple(x / 1e6 for x in us),
+            tuple(x / 1e6 for x in eager_us), tuple(x / 1e6 for x in us)
         )
         more |= {"outcome": Outcome.OK, "step": Step.EXIT, "measurement": measured}
-        return Record(more.pop("number"), phase, named[name], size, **more)
+        return Record(number, phase, CONFIGS[name], size, **more)
 
     for name, seen in run["searched"].items():
         yield record(
+            numbers[name],
             name,
             seen["eager_us"],
             seen["compiled_us"],
-            number=numbers[name],
-            compile_s=0.0 if name == EAGER else seen["step_s"].get("compile"),
+            compile_s=seen["compile_s"],
         )
     for process, one in enumerate(run["raced"]):
         for name, us in one["sides_us"].items():
             yield record(
+                1000 + process,
                 name,
                 one["eager_us"],
                 us,
-                number=1000 + process,
                 role="confirm",
                 repeats=numbers[name],
                 race=one["set"],
@@ -75,57 +57,109 @@ def records(
             )
 
 
-def recounted(run: dict[str, Any], model: str) -> dict[str, Any]:
-    """The run with pick, figure and sets as the present rule has them."""
-    names = configs(model, "cpu")
-    named = {name: config for config, name in names.items()}
-    decision = decide_all(list(records(run, model, named)))[MODELS[model].batch_size]
+def decided(run: dict[str, Any], network: str) -> Decision:
+    """What the present rule makes of a run."""
+    return decide_all(list(records(run, network)))[NETWORKS[network].batch_size]
+
+
+class Tune(NamedTuple):
+    """What a tune says, beside what is true."""
+
+    pick: str
+    speedup: Sequence[float]
+    true: dict[str, float]
+
+    @property
+    def behind(self) -> float:
+        return behind(self.pick, self.true)
+
+    @property
+    def truth(self) -> float:
+        return self.true[self.pick]
+
+    @property
+    def off(self) -> float:
+        return abs(self.speedup[0] / self.truth - 1)
+
+    @property
+    def is_held(self) -> bool:
+        _, low, high = self.speedup
+        return low <= self.truth <= high
+
+
+def recounted(run: dict[str, Any], network: str, true: dict[str, float]) -> Tune:
+    """Pick and figure as the present rule has them."""
+    decision = decided(run, network)
     # What decides among equals, compile times without the toolchain's, is not kept.
-    reported = (c for c in decision.ties if names[c.record.config] == run["pick"])
+    reported = (c for c in decision.ties if NAMES[c.record.config] == run["pick"])
     best = next(reported, decision.best)
-    return {
-        **run,
-        "pick": names[best.record.config],
-        "speedup": rounded(best.reported),
-        "sets": best.sets,
-        "decided": not decision.open,
-    }
+    found = best.reported
+    speedup = [round(x, 5) for x in (found.value, found.low, found.high)]
+    return Tune(NAMES[best.record.config], speedup, true)
 
 
-def rows(folder: Path) -> Iterator[list[str]]:
-    """A row for each series of a folder."""
-    true = truths(folder, "cpu")
-    runs = [
-        {"model": path.stem.removeprefix("tunes_"), "is_busy": False, **run}
-        for path in sorted(folder.glob("tunes_*.json"))
-        for run in load(path)
-        if "raced" in run
+def share(found: Sequence[bool]) -> str:
+    return f"{sum(found)} of {len(found)} ({sum(found) / len(found):.0%})".replace(
+        "%", " %"
+    )
+
+
+def cells(tunes: Sequence[Tune]) -> list[str]:
+    faster = [tune for tune in tunes if tune.pick != EAGER]
+    off = [100 * tune.off for tune in faster]
+    return [
+        share([not tune.behind for tune in tunes]),
+        f"{median(off):.1f}, {max(off):.0f} %",
+        share([tune.is_held for tune in faster]),
     ]
-    for (model, noise, _), ours in series(runs).items():
-        before, after = (
-            score(each, true[model])
-            for each in (ours, [recounted(r, model) for r in ours])
-        )
-        yield [folder.name, model, noise, str(len(ours)), *cells(before), *cells(after)]
 
 
-def cells(found: Score) -> list[str]:
-    off = [100 * error for error in found.errors] or [0.0]
-    picked = [index < found.in_ties for index in range(found.runs)]
-    return [share(picked), f"{median(off):.1f}, {max(off):.0f} %", share(found.covered)]
+def row(words: Sequence[str]) -> str:
+    return "| " + " | ".join(words) + " |"
+
+
+def on_cpus() -> Iterator[tuple[list[str], list[Tune], list[Tune]]]:
+    """Of each series what it is called, its tunes as reported, and by the present rule."""
+    for host, network, true, tunes in recorded("cpu"):
+        for noise in ("quiet", "noisy"):
+            runs = [run for run in tunes if run["noise"] == noise]
+            before = [Tune(run["pick"], run["speedup"], true) for run in runs]
+            now = [recounted(run, network, true) for run in runs]
+            yield [host, network, noise, str(len(runs))], before, now
+
+
+def summary(tunes: Sequence[Tune]) -> str:
+    """All tunes on CPUs."""
+    short = [100 * tune.behind for tune in tunes if tune.behind]
+    faster = [tune for tune in tunes if tune.pick != EAGER]
+    return (
+        f"{len(tunes) - len(short)} of {len(tunes)} picks are within 1 % of the best, the others "
+        f"{min(short):.0f} to {max(short):.0f} % behind; of {len(faster)} settings called faster "
+        f"than eager mode {sum(tune.truth <= 1 for tune in faster)} are slower in truth"
+    )
+
+
+def on_gpus() -> str:
+    """The picks on GPUs, where the truth of every setting was measured."""
+    judged = [
+        not behind(run["pick"], true)
+        for _, _, true, tunes in recorded("cuda")
+        for run in tunes
+        if {EAGER, *ON_A_GPU} <= true.keys()
+    ]
+    return f"GPU: {sum(judged)} of {len(judged)} picks are within 1 % of the best"
 
 
 def main() -> None:
-    folders = sys.argv[1:] or FOLDERS
-    head = ["host", "model", "condition", "runs"]
     figures = ["pick within 1 %", "error: median, worst", "interval holds the truth"]
-    found = [row for name in folders for row in rows(HERE / name)]
-    titles = [
-        *head,
-        *(f"{f}, as reported" for f in figures),
-        *(f"{f}, now" for f in figures),
-    ]
-    print(table(titles, found))
+    head = ["host", "model", "condition", "runs"]
+    head += [f"{f}, {when}" for when in ("as reported", "now") for f in figures]
+    print(row(head), row(["---"] * len(head)), sep="\n")
+    every: list[Tune] = []
+    for name, before, now in on_cpus():
+        print(row([*name, *cells(before), *cells(now)]))
+        every += now
+    print("", summary(every), on_gpus(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,13 +61,13 @@ def load(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def append(path: Path, device: str, row: dict[str, Any], **where: Any) -> None:
-    """Add a row; the file is whole at every moment. ``where`` is added to what the machine is.
+def append(path: Path, device: str, row: dict[str, Any]) -> None:
+    """Add a row; the file is whole at every moment.
 
     Raises:
         SystemExit: the file was measured on another machine or with another torch.
     """
-    here, rows = {**machine(device), **where}, load(path)
+    here, rows = machine(device), load(path)
     if rows and (there := json.loads(path.read_text())["machine"]) != here:
         raise SystemExit(f"{path} was measured elsewhere: {there}; this is {here}")
     lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in [*rows, row])
@@ -99,17 +97,3 @@ def last_line(
         return json.loads(lines[-1])
     words = done.stderr.decode(errors="replace").strip().splitlines()
     return {"error": words[-1][:300] if words else f"exit code {done.returncode}"}
-
-
-@contextlib.contextmanager
-def neighbour(noise: str, seed: int) -> Iterator[None]:
-    """For ``noisy``, a process that burns a core in bursts; it is gone afterwards."""
-    if noise == "quiet":
-        yield
-        return
-    process = subprocess.Popen([sys.executable, str(HERE / "neighbour.py"), str(seed)])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
