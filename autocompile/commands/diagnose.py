@@ -143,7 +143,7 @@ def _tried(jobs: Bench, setting: Setting, profiles: bool = False) -> dict[str, A
         "step": record.step.value,
         "speedup": speedup,
         **{name: getattr(record, name) for name in names},
-        "break_reasons": record.detail.get("break_reasons", []),
+        "breaks": [dataclasses.asdict(each) for each in record.breaks],
         "skip_reasons": record.detail.get("skip_reasons", []),
         "eager_call": record.detail.get("eager_call"),
         "notes": list(record.notes),

@@ -87,7 +87,10 @@ def _works_compiled(row: _Found) -> Iterator[str]:
     yield f"same results as eager · {graphs}, {breaks}"
     speed = f"{text.estimate(row['speedup'])} of eager's speed"
     yield f"{speed} · compiles in {text.seconds(row['compile_s'])}"
-    yield from (f"graph break: {reason}" for reason in row["break_reasons"])
+    for each in row["breaks"]:
+        at = f" at {each['place']}" if each["place"] else ""
+        code = f" `{each['code']}`" if each["code"] else ""
+        yield f"graph break{at}{code}: {each['reason']}"
     yield from (
         f"Dynamo skipped a function: {reason}" for reason in row["skip_reasons"]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -196,6 +197,27 @@ def test_init_writes_a_file_that_check_accepts(
     assert row["outcome"] == "ok"
     assert row["graphs"] == 1
     assert row["compile_s"] > 0
+
+
+def test_check_names_graph_breaks_and_what_takes_the_time_as_the_page_shows(
+    work: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig("aot_eager")
+    )
+    page = (ROOT / "docs" / "slow.md").read_text("utf-8")
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", page, re.DOTALL)[:2]
+    Path("net.py").write_text(code, "utf-8")
+    done = typed("check", "net.py", "--phase", "forward")
+    assert done.returncode == 0, done.stderr
+
+    def words(text: str) -> list[str]:  # figures are of a machine
+        return re.sub(r"[\d.]+(×|%| s\b)", "", " ".join(text.split())).split()
+
+    expected = [re.sub(r"\[[^]]*\] ", "", line) for line in shown.splitlines()]
+    printed = re.sub(r"\[[^]]*\] ", "", " ".join(done.stdout.split()))
+    for line in filter(None, expected):
+        assert " ".join(words(line)) in " ".join(words(printed))
 
 
 def test_doctor_tries_a_backend_and_explains_what_does_not_work(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from autocompile.trial.measure.timing import Timer
@@ -48,7 +47,7 @@ def profile(
     events = list(seen.events())
     found = _of_operators([e for e in events if e.name.startswith("aten::")])
     if is_cuda:
-        kernels = [e for e in events if e.device_type == DeviceType.CUDA]
+        kernels = [e for e in events if e.device_type.name == "CUDA"]
         spans = [(e.time_range.start, e.time_range.end) for e in kernels]
         found["kernels"] = len(kernels)
         found["busy_share"] = min(1.0, covered(spans) / 1e6 / call_s)
