@@ -3,7 +3,7 @@
     python studies/dimensions/dimensions.py
 
 The first from ``autocompile/search/prior.json``, which ``studies/search/learn.py`` fits to the
-files here and to those of ``studies/search`` and ``studies/gpu``; the second from ``*/pairs.json``.
+files here and to those of ``studies/search`` and ``studies/gpu``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ def main() -> None:
         "\n| fullgraph on | µs of a call with it | without | its gain over that without |"
     )
     print("|---|---|---|---|")
-    for path in sorted(HERE.glob("*/pairs.json")):
-        for row in json.loads(path.read_text("utf-8")):
-            ratio = row.get("left_out_over_stand_in")
-            if row["pair"].startswith("fullgraph") and ratio:
-                us = [row[side]["call_us"] for side in ("left_out", "stands_for_it")]
-                where = f"{path.parent.name}, {row['target']}, {row['pair']}"
-                value, low, high = ratio
-                of = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-                print(f"| {where} | {us[0]:.0f} | {us[1]:.0f} | {of} |")
+    for device in ("cpu", "cuda"):
+        for row in json.loads((HERE / f"{device}.json").read_text("utf-8"))[
+            "fullgraph"
+        ]:
+            value, low, high = row["speedup_over_without"]
+            of = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+            us = f"{row['call_us']:.0f} | {row['call_us_without']:.0f}"
+            print(f"| {device}, {row['target']}, {row['pair']} | {us} | {of} |")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from autocompile.settings.config import EAGER, CompileConfig
 
 __all__ = ["MODELS", "Model", "settings"]
-
-_TARGETS = PurePosixPath("studies/search/targets")
 
 
 @dataclass(frozen=True)
@@ -22,55 +19,45 @@ class Model:
     """One model as it is timed.
 
     Attributes:
-        target: its file, relative to the repository's root.
+        name: of its file in ``targets/``.
         phase: what is timed, as autocompile names it.
-        batch_sizes: one to three; None where the phase has no batch.
+        batch_size: None where the phase has no batch.
         layers: what takes most of a call: ``conv``, ``linear``, ``recurrent`` or ``attention``;
             ``optimizer`` or ``training`` where more than a forward pass is timed.
         calls_per_update: how often the phase is called between two changes of the weights; None if
             they stay as they are.
     """
 
-    target: str
+    name: str
     phase: str
-    batch_sizes: tuple[int | None, ...]
+    batch_size: int | None
     layers: str
     calls_per_update: int | None = None
 
     @property
-    def name(self) -> str:
-        """The key in :data:`MODELS`."""
-        return PurePosixPath(self.target).stem
-
-
-def _of(
-    name: str,
-    phase: str,
-    sizes: tuple[int | None, ...],
-    layers: str,
-    calls: int | None = None,
-) -> Model:
-    return Model(str(_TARGETS / f"{name}.py"), phase, sizes, layers, calls)
+    def target(self) -> str:
+        """Its file, relative to the repository's root."""
+        return f"studies/search/targets/{self.name}.py"
 
 
 # RLlib's PPO makes 4000 steps between two updates: 125 calls of two env runners of 16 environments.
 _ALL = (
-    _of("ppo_cnn", "forward_exploration", (1, 4, 16), "conv", 125),
-    _of("ppo_mlp", "forward_exploration", (1, 16), "linear", 125),
-    _of("ppo_lstm", "forward_exploration", (1, 16), "recurrent", 125),
-    _of("convnet", "forward", (1, 4, 16), "conv"),
-    _of("resnet", "forward", (1, 4), "conv"),
-    _of("depthwise", "forward", (1, 4, 16), "conv"),
-    _of("autoencoder", "forward", (1, 4, 16), "conv"),
-    _of("encoder", "forward", (1, 4, 16), "attention"),
-    _of("decoder", "forward", (1, 4), "attention"),
-    _of("tagger", "forward", (1, 16), "recurrent"),
-    _of("mlp", "forward", (8, 32), "linear"),
-    _of("adam", "optimizer_step", (None,), "optimizer"),
-    _of("adamw", "optimizer_step", (None,), "optimizer"),
-    _of("sgd", "optimizer_step", (None,), "optimizer"),
-    _of("train_convnet", "train_step", (4, 16), "training"),
-    _of("train_encoder", "train_step", (4, 16), "training"),
+    Model("ppo_cnn", "forward_exploration", 4, "conv", 125),
+    Model("ppo_mlp", "forward_exploration", 16, "linear", 125),
+    Model("ppo_lstm", "forward_exploration", 16, "recurrent", 125),
+    Model("convnet", "forward", 4, "conv"),
+    Model("resnet", "forward", 4, "conv"),
+    Model("depthwise", "forward", 4, "conv"),
+    Model("autoencoder", "forward", 4, "conv"),
+    Model("encoder", "forward", 4, "attention"),
+    Model("decoder", "forward", 4, "attention"),
+    Model("tagger", "forward", 16, "recurrent"),
+    Model("mlp", "forward", 32, "linear"),
+    Model("adam", "optimizer_step", None, "optimizer"),
+    Model("adamw", "optimizer_step", None, "optimizer"),
+    Model("sgd", "optimizer_step", None, "optimizer"),
+    Model("train_convnet", "train_step", 16, "training"),
+    Model("train_encoder", "train_step", 16, "training"),
 )
 
 MODELS: Mapping[str, Model] = {model.name: model for model in _ALL}

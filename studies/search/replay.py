@@ -6,7 +6,7 @@ trials side by side on two cores: a quarter faster). For each model the prior is
 tables of all other models.
 
 An answer is what a run of so many seconds ends with, the same for every sampler: the four settings
-of each batch size that look best are raced in three sets, or up to six where it is not decided and
+that look best are raced in three sets, or up to six where it is not decided and
 there is time, which take the recorded seconds of warm compiles; three sets get at most 40 % of the
 time. The sides of a set share its seconds, so its noise is that of a whole recorded set: how far
 each side was from its own truth there. Regret is how much slower the winner is than the best of the
@@ -20,8 +20,6 @@ import argparse
 import json
 import math
 import sys
-import time
-from collections import defaultdict
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,7 +32,7 @@ import optuna
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "studies/search")]
 
-from learn import learn, tables  # noqa: E402
+from learn import learn, recorded, tables  # noqa: E402
 
 from autocompile.estimate.decision import SETS, ZONE  # noqa: E402
 from autocompile.estimate.intervals import over_sets  # noqa: E402
@@ -42,7 +40,7 @@ from autocompile.search.effects import Prior  # noqa: E402
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler, make_sampler  # noqa: E402
 from autocompile.settings.config import CompileConfig, Setting  # noqa: E402
 
-TIMES_S = tuple(float(t) for t in range(20, 301, 20))
+TIMES_S = (60, 120, 300)
 SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain
 STRATEGIES = ("portfolio", "tpe", "random", "list")
 WITHIN = 0.02
@@ -57,26 +55,16 @@ class ListSampler(FiniteSampler):
         return int(may_be[0])
 
 
-def rows_of(path: Path) -> tuple[dict[Setting, dict[str, Any]], dict[str, Any]]:
-    """The rows of a table by setting, and what is said of the model."""
-    data = json.loads(path.read_text())
-    found = {}
-    for row in data["rows"]:
-        config = CompileConfig.from_dict(row["config"], data["phase"])
-        found[Setting(config, row["batch_size"], data["phase"])] = row
-    return found, data
-
-
 def by_set(row: dict[str, Any], calls: int | None) -> dict[int, float]:
     """The logarithm of the speed-up of each set, with what new weights cost."""
     found = {}
     for one in row["sets"]:
-        if one.get("eager_s"):
-            ratio = float(np.median(np.divide(one["eager_s"], one["compiled_s"])))
-            if row.get("refresh_s") and calls:
-                eager_s = 1e-6 * float(np.median(one["eager_s"]))
-                ratio = 1 / (1 / ratio + row["refresh_s"] / calls / eager_s)
-            found[one["set"]] = math.log(ratio)
+        ratio = one["speedup"]
+        if row.get("refresh_s") and calls:
+            ratio = 1 / (
+                1 / ratio + row["refresh_s"] / calls / (1e-6 * one["eager_us"])
+            )
+        found[one["set"]] = math.log(ratio)
     return found
 
 
@@ -95,42 +83,34 @@ class Tried:
 
     Attributes:
         is_open: what was not tried then may be worth its seconds, by the sampler's own word.
-        looks: it is one of those that stand for a family.
     """
 
     clock: float
     setting: Setting
     seen: float | None
     is_open: bool = True
-    looks: bool = False
 
 
 class Table:
     """What was recorded of a model: the true speed-up of each setting, its noise and its cost."""
 
-    def __init__(self, path: Path) -> None:
-        self.rows, data = rows_of(path)
+    def __init__(self, data: dict[str, Any]) -> None:
         self.phase, self.kind = data["phase"], data["kind"]
+        self.rows: dict[Setting, dict[str, Any]] = {}
+        for row in data["rows"]:
+            config = CompileConfig.from_dict(row["config"], self.phase)
+            self.rows[Setting(config, row["batch_size"], self.phase)] = row
+        worked = {s: r for s, r in self.rows.items() if r["outcome"] == "ok"}
         calls = data["calls_per_update"]
-        worked = {
-            s: r
-            for s, r in self.rows.items()
-            if r["outcome"] == "ok" and r["log_speedup"] is not None
-        }
         self.logs = {s: by_set(r, calls) for s, r in worked.items()}
-        for setting, logs in self.logs.items():
-            if setting.config.is_plain_eager:
-                logs.update(dict.fromkeys(logs, 0.0))  # it is its own baseline
-        self.truth = {
-            s: math.exp(np.median(list(logs.values()))) for s, logs in self.logs.items()
-        }
+        (eager,) = (s for s in worked if s.config.is_plain_eager)
+        self.logs[eager] = dict.fromkeys(self.logs[eager], 0.0)  # its own baseline
+        medians = {s: np.median(list(logs.values())) for s, logs in self.logs.items()}
+        self.truth = {s: math.exp(log) for s, log in medians.items()}
         self.sets = sorted({number for logs in self.logs.values() for number in logs})
         self.spread = {s: spread(logs.values()) for s, logs in self.logs.items()}
-        self.cells = sorted({s.cell for s in self.rows}, key=str)
-        self.best = {
-            c: max((s for s in self.truth if s.cell == c), key=self.truth.__getitem__)
-            for c in self.cells
-        }
+        self.eager = eager
+        self.best = max(self.truth.values())
         self.beside_s = {s: _BLOCKS_S + warm_s(r) for s, r in worked.items()}
 
     def look(self, setting: Setting, random: np.random.Generator) -> float:
@@ -175,14 +155,9 @@ class Table:
         )  # the truth is made of the same sets
         return lost * (logs[number] - math.log(self.truth[setting]))
 
-    def regret(self, chosen: dict[Any, Setting]) -> float:
-        """Over all batch sizes; where nothing was chosen it is eager's."""
-        eager = {s.cell: s for s in self.truth if s.config.is_plain_eager}
-        got = [
-            self.truth[chosen.get(c, eager[c])] / self.truth[self.best[c]]
-            for c in self.cells
-        ]
-        return 1 - float(np.mean(got))
+    def regret(self, chosen: Setting) -> float:
+        """How much slower it is than the best."""
+        return 1 - self.truth[chosen] / self.best
 
 
 def warm_s(row: dict[str, Any]) -> float:
@@ -190,19 +165,7 @@ def warm_s(row: dict[str, Any]) -> float:
     seen = [
         s["warm_compile_s"] for s in row["sets"] if s.get("warm_compile_s") is not None
     ]
-    return float(np.median(seen)) if seen else (row["compile_s"] or 0.0) / 3
-
-
-def leaders(tried: list[Tried]) -> dict[Any, list[Setting]]:
-    """Of each batch size what looks best, best first."""
-    found: dict[Any, list[tuple[float, Setting]]] = defaultdict(list)
-    for each in tried:
-        if each.seen is not None:
-            found[each.setting.cell].append((each.seen, each.setting))
-    return {
-        c: [s for _, s in sorted(v, key=lambda p: -p[0])][:_FINALISTS]
-        for c, v in found.items()
-    }
+    return float(np.median(seen)) if seen else row.get("compile_s", 0.0) / 3
 
 
 def answer(
@@ -210,24 +173,21 @@ def answer(
 ) -> tuple[float, bool]:
     """The regret of a run of so many seconds, and whether it is called sure."""
     ends = [0.0] + [t.clock for t in tried if t.clock <= seconds]
-    needs = 0.0
     for end in reversed(ends):  # the last trial after which there is time for the races
-        found = leaders([t for t in tried if t.clock <= end])
-        needs = sum(set_s(table, settings) for settings in found.values())
-        if end + min(_FOR_RACES * seconds, SETS[0] * needs) <= seconds:
+        seen = [t for t in tried if t.clock <= end and t.seen is not None]
+        leaders = [t.setting for t in sorted(seen, key=lambda t: -(t.seen or 0.0))]
+        leaders = leaders[:_FINALISTS]
+        races_s = SETS[0] * set_s(table, leaders) if leaders else 0.0
+        if end + min(_FOR_RACES * seconds, races_s) <= seconds:
             break
-    is_sure = any(t.clock == end and not t.is_open for t in tried)
-    chosen, left_s = {}, seconds - end
-    for cell, settings in found.items():
-        chosen[cell] = settings[0]
-        each_s = set_s(table, settings)
-        if left_s >= SETS[0] * each_s:
-            most = min(SETS[1], int(left_s / each_s / len(found)))
-            chosen[cell] = table.race(settings, max(most, SETS[0]), random)
-            left_s -= SETS[0] * each_s
-        else:
-            is_sure = False  # not confirmed
-    return table.regret(chosen), is_sure
+    if not leaders:
+        return table.regret(table.eager), False
+    left_s = seconds - end
+    if left_s < races_s:
+        return table.regret(leaders[0]), False  # not confirmed
+    most = min(SETS[1], int(left_s / set_s(table, leaders)))
+    chosen = table.race(leaders, max(most, SETS[0]), random)
+    return table.regret(chosen), any(t.clock == end and not t.is_open for t in tried)
 
 
 def set_s(table: Table, settings: list[Setting]) -> float:
@@ -265,10 +225,9 @@ def replay(
             raise _TimeIsUp
         trial.set_user_attr("seconds", row["seconds"])
         trial.set_user_attr("outcome", row["outcome"])
-        trial.set_user_attr("message", row["message"])
+        trial.set_user_attr("message", row.get("message", ""))
         seen = table.look(setting, random) if setting in table.truth else None
-        looks = is_ours and bool(sampler._is_look[sampler.settings.index(setting)])
-        tried.append(Tried(clock, setting, seen, looks=looks))
+        tried.append(Tried(clock, setting, seen))
         if seen is None:
             raise optuna.TrialPruned
         return seen
@@ -285,98 +244,70 @@ def replay(
 
 
 def found_after(table: Table, tried: list[Tried]) -> float:
-    """Seconds of trials until at each batch size a setting within 2 % of the best was tried."""
-    missing = set(table.cells)
+    """Seconds of trials until a setting within 2 % of the best was tried."""
     for each in tried:
-        cell = each.setting.cell
-        if (
-            each.seen
-            and table.truth[each.setting]
-            >= (1 - WITHIN) * table.truth[table.best[cell]]
-        ):
-            missing.discard(cell)
-        if not missing:
+        if each.seen and table.regret(each.setting) <= WITHIN:
             return each.clock
     return math.inf
 
 
-def replayed(task: tuple[Path, str, int]) -> tuple[str, str, dict[str, Any]]:
+def replayed(task: tuple[str, str, int]) -> dict[str, Any]:
     """All seeds of a model and a strategy."""
-    path, strategy, seeds = task
+    model, strategy, seeds = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    table, prior = Table(path), learn(tables(), without=path.stem)
+    table, prior = Table(tables("search", "cpu")[model]), learn(recorded(), model)
     runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
     regret, sure = {}, {}
     for t in TIMES_S:
-        random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
+        random = [np.random.default_rng([seed, t]) for seed in range(seeds)]
         found = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
-        regret[str(int(t))] = [round(lost, 5) for lost, _ in found]
-        sure[str(int(t))] = [int(is_sure) for _, is_sure in found]
-    within = [round(found_after(table, tried), 1) for tried in runs]
-    looked = [
-        round(max((t.clock for t in one if t.looks), default=0.0), 1) for one in runs
-    ]
-    kept = {"regret": regret, "sure": sure, "within_s": within, "looked_s": looked}
-    return path.stem, strategy, kept
+        regret[str(t)] = [round(lost, 4) for lost, _ in found]
+        sure[str(t)] = [int(is_sure) for _, is_sure in found]
+    within_s = [round(found_after(table, tried), 1) for tried in runs]
+    told = {"sure": sure} if strategy == "portfolio" else {}  # the others never are
+    return {"regret": regret, **told, "within_s": within_s}
 
 
-def summary(models: dict[str, Any]) -> dict[str, Any]:
-    """Median and 95th percentile over models and seeds, each model weighing the same."""
-    found: dict[str, Any] = defaultdict(dict)
+def summary(models: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of each strategy median and 95th percentile in percent, over all models and seeds."""
+    found: dict[str, Any] = {}
     for strategy in STRATEGIES:
-        have = [m[strategy] for m in models.values() if strategy in m]
-        if not have:
-            continue
-        for t in (str(int(t)) for t in TIMES_S):
-            every = [regret for m in have for regret in m["regret"][t]]
+        have = [model[strategy] for model in models.values()]
+        within = [seconds for one in have for seconds in one["within_s"]]
+        found[strategy] = {"within_2_percent_s": round(float(np.median(within)), 1)}
+        for t in map(str, TIMES_S):
+            lost = np.array([regret for one in have for regret in one["regret"][t]])
             found[strategy][t] = {
-                "median": round(100 * float(np.median(every)), 2),
-                "p95": round(100 * float(np.quantile(every, 0.95)), 2),
-                "mean": round(100 * float(np.mean(every)), 2),
+                "median": round(100 * float(np.median(lost)), 1),
+                "p95": round(100 * float(np.quantile(lost, 0.95)), 1),
             }
-            pairs = [
-                pair for m in have if "sure" in m
-                for pair in zip(m["regret"][t], m["sure"][t], strict=True)
-            ]  # fmt: skip
-            if sure := [lost for lost, is_sure in pairs if is_sure]:
-                right = sum(lost <= WITHIN for lost in sure) / len(sure)
-                found[strategy][t] |= {
-                    "sure": round(100 * len(sure) / len(pairs), 1),
-                    "sure_and_right": round(100 * right, 1),
-                }
-        times = [seconds for m in have for seconds in m["within_s"]]
-        found[strategy]["within_2_percent_s"] = round(float(np.median(times)), 1)
-    return dict(found)
+            if strategy == "portfolio":
+                is_sure = [sure for one in have for sure in one["sure"][t]]
+                right = np.mean(lost[np.array(is_sure) == 1] <= WITHIN)
+                found[strategy][t]["sure_and_right"] = round(100 * float(right), 1)
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    began = time.monotonic()
-    recorded = sorted(
-        (ROOT / "studies/search" / options.device / "tables").glob("*.json")
+    parser.add_argument(
+        "--to", type=Path, default=Path(__file__).parent / "replay.json"
     )
-    strategies = tuple(options.strategies.split(","))
-    tasks = [(path, name, options.seeds) for name in strategies for path in recorded]
-    out = options.out or ROOT / "studies/search" / options.device / "replay.json"
-    known = json.loads(out.read_text())["models"] if out.exists() else {}
-    models: dict[str, Any] = defaultdict(dict, known)  # the other strategies stay
+    options = parser.parse_args()
+    names = list(tables("search", "cpu"))
+    tasks = [(name, each, options.seeds) for each in STRATEGIES for name in names]
+    models: dict[str, dict[str, Any]] = {name: {} for name in names}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for model, strategy, found in pool.map(replayed, tasks):
-            models[model][strategy] = found
-    result = {
-        "schema": 1,
-        "seeds": options.seeds,
-        "models": models,
-        "summary": summary(models),
-    }
-    out.write_text(json.dumps(result) + "\n")
-    for strategy, figures in result["summary"].items():
-        shown = {t: figures[t] for t in ("60", "120", "300")}
-        print(strategy, json.dumps(shown), figures["within_2_percent_s"])
-    print(f"{len(models)} models, {time.monotonic() - began:.0f} s")
+        for (name, strategy, _), found in zip(
+            tasks, pool.map(replayed, tasks), strict=True
+        ):
+            models[name][strategy] = found
+    lines = [f'  "{name}": {json.dumps(found)}' for name, found in models.items()]
+    every = ",\n".join(lines)
+    options.to.write_text(
+        f'{{"seeds": {options.seeds},\n "models": {{\n{every}\n }}\n}}\n'
+    )
+    for strategy, figures in summary(models).items():
+        print(strategy, json.dumps(figures))

@@ -1,13 +1,10 @@
-"""Measure complete tables: every setting of a model at a batch size, in several fresh processes.
+"""Measure complete tables: every setting of a model, in several fresh processes.
 
-Of each setting first one cold trial, as a search makes it: seconds of each step, outcome, raw
-blocks. Then sets of fresh processes in which all settings that work take turns block by block with
-eager mode (those that set something for the whole process, in one of their own). One JSON file for
-each model; what is there is not measured again.
+    python studies/search/tables.py --model convnet,adam
 
-With ``--jobs`` more than one, processes compile side by side and stand still while one is verified
-or timed, as in a search; seconds are without the pauses. The next table begins where there is room.
-What took part is written to a file ``.part`` before the first set.
+Of each setting first one cold trial, as a search makes it. Then sets of fresh processes in which
+all settings that work take turns block by block with eager mode (those that set something for the
+whole process, in one of their own). A table of the model that is in the file already is replaced.
 """
 
 from __future__ import annotations
@@ -17,19 +14,17 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import random
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Generator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "studies/search")]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(ROOT), str(HERE)]
 os.environ["PYTHONPATH"] = os.pathsep.join(
     (str(ROOT), os.environ.get("PYTHONPATH", ""))
 )
@@ -47,326 +42,169 @@ from autocompile.protocol.requests import (  # noqa: E402
     TrialRequest,
 )
 from autocompile.search.records import of_only_side, to_record  # noqa: E402
-from autocompile.settings.config import (  # noqa: E402
-    EAGER,
-    CompileConfig,
-    Setting,
-)
+from autocompile.settings.config import CompileConfig, Setting  # noqa: E402
 from autocompile.store.record import Checks, RunFolder  # noqa: E402
 
 SETS, ROUNDS, SET_S = 3, 12, 20.0
 TIMEOUT_S = 200.0
-AT_ONCE = 2  # tables: one that compiles beside one that is timed
+DEFAULTS = CompileConfig().to_dict()
 
 
-Steps = Generator[list[Job], Mapping[int, Ending], None]
-
-
-def work_off(tables: deque[Steps], jobs: int, until: float) -> None:
-    """Run tables, ``jobs`` processes at once; those that have begun go first.
-
-    Args:
-        tables: each gives the jobs that it needs next and is sent their endings by number.
-        jobs: how many at once.
-        until: by ``time.monotonic``: no table begins later.
-    """
-    executor = LocalExecutor(jobs=jobs)
-    begun: list[_Begun] = []
-    try:
-        while True:
-            for one in begun:
-                one.go_on()
-            begun = [one for one in begun if not one.is_over]
-            running = sum(len(one.running) for one in begun)
-            for one in begun:
-                while one.waiting and running < executor.slots:
-                    executor.start(one.start_next())
-                    running += 1
-            has_room = running < executor.slots and len(begun) < AT_ONCE
-            if has_room and tables and time.monotonic() < until:
-                begun.append(_Begun(tables.popleft()))
-                continue
-            if not begun:
-                return
-            for event in executor.wait(0.5):
-                if isinstance(event, Ended):
-                    for one in begun:
-                        one.ended(event.number, event.ending)
-    finally:
-        executor.close()
-
-
-class _Begun:
-    """A table that is being measured."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps, self._endings = steps, dict[int, Ending]()
-        first = next(steps, None)
-        self.waiting, self.running = deque(first or ()), set[int]()
-        self.is_over = first is None
-
-    def start_next(self) -> Job:
-        """The job that is to be started now."""
-        job = self.waiting.popleft()
-        self.running.add(job.number)
-        return job
-
-    def ended(self, number: int, ending: Ending) -> None:
-        """A job of this table or another's."""
-        if number in self.running:
-            self.running.remove(number)
-            self._endings[number] = ending
-
-    def go_on(self) -> None:
-        """The next jobs, if none of the last is open."""
-        if self.waiting or self.running or self.is_over:
-            return
-        endings, self._endings = self._endings, {}
-        try:
-            self.waiting = deque(self._steps.send(endings))
-        except StopIteration:
-            self.is_over = True
-
-
-def cold_job(
-    job_factory: JobFactory, model: Model, size: int | None, config: CompileConfig
-) -> Job:
-    """A trial of the search."""
-    request = TrialRequest(
-        header=job_factory.header,
-        number=job_factory.next_number(),
-        phase=model.phase,
-        sides=(Side(config),),
-        batch_size=size,
-        calls_per_update=model.calls_per_update,
-    )
-    return job_factory.job(request, alone=True)
+def run(executor: LocalExecutor, job: Job) -> Ending:
+    executor.start(job)
+    while True:
+        for event in executor.wait(0.5):
+            if isinstance(event, Ended):
+                return event.ending
 
 
 def cold_row(
-    model: Model, size: int | None, config: CompileConfig, ending: Ending
+    model: Model, config: CompileConfig, factory: JobFactory, executor: LocalExecutor
 ) -> dict[str, Any]:
-    """What is kept of it."""
+    """Make a trial of the search; what is kept of it."""
+    request = TrialRequest(
+        header=factory.header,
+        number=factory.next_number(),
+        phase=model.phase,
+        sides=(Side(config),),
+        batch_size=model.batch_size,
+        calls_per_update=model.calls_per_update,
+    )
+    ending = run(executor, factory.job(request, alone=True))
     said = of_only_side(ending.payload)
-    setting = Setting(config, size, model.phase)
+    setting = Setting(config, model.batch_size, model.phase)
     record = to_record(-1, setting, dataclasses.replace(ending, payload=said))
-    return {
-        "config": config.to_dict(),
-        "batch_size": size,
+    row = {
+        "number": request.number,
+        "config": {k: v for k, v in config.to_dict().items() if v != DEFAULTS[k]},
+        "batch_size": model.batch_size,
         "outcome": ending.outcome.value,
-        "step": ending.step.value,
-        "message": ending.message[:200],
         "seconds": round(ending.wall_s, 2),
-        "wall_s": round(ending.wall_s + sum(b - a for a, b in ending.pauses), 2),
-        "step_s": {k: round(v, 2) for k, v in ending.step_s.items()},
-        "compile_s": record.compile_s,
+        "compile_s": record.compile_s and round(record.compile_s, 2),
+        "message": ending.message[:200],
         "refresh_s": said.get("refresh_s"),
-        "code": said.get("code", ""),
-        "searched": rounded(said.get("measurement")),
-        "sets": [],
     }
+    print(f"  {row['outcome']:14} {row['seconds']:6.1f} s  {config.label()}")
+    return {name: value for name, value in row.items() if value not in (None, "")}
 
 
-def rounded(measurement: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Raw block times in microseconds."""
-    if not measurement:
-        return None
-    return {
-        k: [round(1e6 * t, 2) for t in measurement[k]]
-        for k in ("eager_s", "compiled_s")
-    }
-
-
-def race_jobs(
-    job_factory: JobFactory,
+def add_set(
     model: Model,
-    size: int | None,
-    rows: dict[int, dict[str, Any]],
+    rows: list[dict[str, Any]],
     number: int,
-    rounds: int,
-) -> list[Job]:
-    """One set."""
-    order = [n for n, row in rows.items() if row["outcome"] == "ok"]
-    random.Random(number).shuffle(order)
-    alone = [n for n in order if rows[n]["config"]["threads"] is not None]
-    groups = [[n for n in order if n not in alone], *([n] for n in alone)]
-    jobs = []
-    for group in (g for g in groups if g):
+    factory: JobFactory,
+    executor: LocalExecutor,
+) -> None:
+    """Race what works in fresh processes; each row gets its speed-up there."""
+    works = [row for row in rows if row["outcome"] == "ok"]
+    random.Random(number).shuffle(works)
+    alone = [row for row in works if "threads" in row["config"]]
+    together = [row for row in works if row not in alone]
+    for group in (together, *([row] for row in alone)):
         sides = [
             Side(
-                CompileConfig.from_dict(rows[n]["config"]),
-                n,
-                str(job_factory.cache_of(n)),
+                CompileConfig.from_dict(row["config"]),
+                row["number"],
+                str(factory.cache_of(row["number"])),
                 True,
                 Checks.FIRST,
             )
-            for n in group
+            for row in group
         ]
         request = TrialRequest(
-            header=job_factory.header,
-            number=job_factory.next_number(),
+            header=factory.header,
+            number=factory.next_number(),
             phase=model.phase,
             sides=tuple(sides),
-            batch_size=size,
-            limits=TimingLimits.exactly(rounds, SET_S),
+            batch_size=model.batch_size,
+            limits=TimingLimits.exactly(ROUNDS, SET_S),
         )
-        jobs.append(job_factory.job(request, alone=True))
-    return jobs
-
-
-def add_set(rows: dict[int, dict[str, Any]], number: int, ending: Ending) -> None:
-    """The raw blocks of each row that took part."""
-    sides = [side for side in ending.payload.get("sides", ()) if "number" in side]
-    for side in sides:
-        rows[side["number"]]["sets"].append(
-            {
+        ending = run(executor, factory.job(request, alone=True))
+        print(f"  set {number}: {len(group)} settings, {ending.outcome.value}")
+        said = {
+            s["number"]: s for s in ending.payload.get("sides", ()) if "number" in s
+        }
+        for row in group:
+            side = said.get(row["number"], {})
+            outcome = side.get("outcome", ending.outcome.value)
+            times = side.get("measurement")
+            if outcome != "ok" or not times:
+                row["outcome"] = "runtime_error" if outcome == "ok" else outcome
+                continue
+            pairs = zip(times["eager_s"], times["compiled_s"], strict=True)
+            seen = {
                 "set": number,
-                "outcome": side.get("outcome", ending.outcome.value),
-                "message": side.get("message", "")[:200],
-                "reference_us": round(1e6 * (side.get("reference_s") or 0.0), 1),
-                # Where it was held meanwhile, nobody knows how long a compile took.
-                "warm_compile_s": None if ending.pauses else side.get("compile_s"),
-                **(rounded(side.get("measurement")) or {}),
+                "speedup": round(median(eager / own for eager, own in pairs), 5),
+                "eager_us": round(1e6 * median(times["eager_s"]), 1),
+                "warm_compile_s": side.get("compile_s"),
             }
-        )
-    told = f"{ending.outcome.value} {ending.message}".rstrip()
-    steps = {name: round(s) for name, s in ending.step_s.items()}
-    print(
-        f"  set {number}: {len(sides)} settings, {ending.wall_s:.0f} s {steps}, {told}"
-    )
+            row.setdefault("sets", []).append(seen)
 
 
-def log_speedup(row: dict[str, Any]) -> float | None:
-    """The median over sets of the median ratio of a set's rounds, as a logarithm."""
-    logs = [
-        median(
-            math.log(e / c) for e, c in zip(s["eager_s"], s["compiled_s"], strict=True)
-        )
-        for s in row["sets"]
-        if s.get("eager_s")
-    ]
-    return median(logs) if logs else None
-
-
-def table(
-    model: Model, size: int | None, path: Path, options: argparse.Namespace, first: int
-) -> Steps:
-    """Measure a model at a batch size, unless it is there; ``first`` is the number of a job."""
-    device = options.device
-    data: dict[str, Any] = {"rows": []}
-    if path.exists():
-        data = json.loads(path.read_text())
-    if any(row["batch_size"] == size for row in data["rows"]):
-        return
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="autocompile-table-") as scratch:
-        folder = RunFolder(Path(scratch))
-        folder.create()
-        header = Header(str(ROOT / model.target), device)
-        job_factory = JobFactory(folder, header, TIMEOUT_S, None, _next=first + 1)
-        request = ProbeRequest(
-            header=header, phases=(model.phase,), batch_size=size or 4
-        )
-        probe = dataclasses.replace(job_factory.probe_job(request, True), number=first)
-        seen = (yield [probe])[first]
-        if "environment" not in seen.payload:
-            print(f"{model.name}: {seen.outcome.value} {seen.message}")
-            return
-        configs = [
-            c
-            for c in settings(model, device)
-            if not left_out(model, c, options.without)
-        ]
-        cold = [cold_job(job_factory, model, size, config) for config in configs]
-        endings = yield cold
-        rows = {}
-        for order, (config, job) in enumerate(zip(configs, cold, strict=True)):
-            row = {"order": order, **cold_row(model, size, config, endings[job.number])}
-            rows[job.number] = row
-            print(
-                f"  {model.name:10} {row['outcome']:14} {row['seconds']:6.1f} s  {config.label()}"
-                f"  {row['message'][:90]}"
+def table(model: Model, device: str) -> dict[str, Any]:
+    """Measure a model."""
+    header = Header(str(ROOT / model.target), device)
+    executor = LocalExecutor(jobs=1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="autocompile-table-") as scratch:
+            folder = RunFolder(Path(scratch))
+            folder.create()
+            factory = JobFactory(folder, header, TIMEOUT_S, None, _next=1)
+            request = ProbeRequest(
+                header=header, phases=(model.phase,), batch_size=model.batch_size or 4
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(list(rows.values()), separators=(",", ":")) + "\n")
-        sets = [
-            race_jobs(job_factory, model, size, rows, number, options.rounds)
-            for number in range(SETS)
-        ]
-        endings = yield [job for each in sets for job in each]
-        for number, each in enumerate(sets):
-            for job in each:
-                add_set(rows, number, endings[job.number])
-    for row in rows.values():
-        row["log_speedup"] = log_speedup(row)
-        failed = [s["outcome"] for s in row["sets"] if s["outcome"] != "ok"]
-        if row["outcome"] == "ok" and failed:
-            row["outcome"] = failed[0]
-    layers = "conv" if model.layers == "conv" else "other"
+            probe = run(executor, factory.probe_job(request, compiles=True))
+            if "environment" not in probe.payload:
+                raise SystemExit(f"{model.name}: {probe.outcome.value} {probe.message}")
+            rows = [
+                cold_row(model, config, factory, executor)
+                for config in settings(model, device)
+            ]
+            for number in range(SETS):
+                add_set(model, rows, number, factory, executor)
+    finally:
+        executor.close()
+    for row in rows:
+        del row["number"]
+        if row["outcome"] == "ok":
+            log = median(math.log(one["speedup"]) for one in row["sets"])
+            row["log_speedup"] = round(log, 5)
+        else:
+            row.pop("sets", None)
     kind = "forward" if model.phase.startswith("forward") else model.phase
-    if path.exists():  # another batch size may have come meanwhile
-        data = json.loads(path.read_text())
-    data |= {
-        "schema": 1,
-        "model": model.name,
+    if kind == "forward":
+        kind += "/conv" if model.layers == "conv" else "/other"
+    seen = probe.payload["environment"]
+    return {
+        "machine": f"{seen['device_name']}, {seen['cores']} cores",
+        "torch": seen["torch"],
         "phase": model.phase,
-        "layers": model.layers,
-        "kind": f"{device}/{kind}/{layers}"
-        if kind == "forward"
-        else f"{device}/{kind}",
+        "kind": f"{device}/{kind}",
         "calls_per_update": model.calls_per_update,
-        "machine": {**seen.payload["environment"], "host": platform.machine()},
-        "eager": EAGER.to_dict(),
+        "rows": rows,
     }
-    if options.jobs > 1:
-        data["jobs"] = options.jobs
-    if options.without:
-        data["without"] = options.without
-    data["rows"] += list(rows.values())
-    data.setdefault("wall_s", {})[str(size)] = round(time.monotonic() - began, 1)
-    path.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n")
-    part.unlink()
-    print(f"{model.name} batch {size}: {time.monotonic() - began:.0f} s")
 
 
-def left_out(model: Model, config: CompileConfig, without: str) -> bool:
-    """Whether a setting is not measured: ``words`` of its label, or ``model:words``."""
-    label = config.label()
-    for each in filter(None, without.split(",")):
-        name, colon, words = each.rpartition(":")
-        if words in label and (not colon or name == model.name):
-            return True
-    return False
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    usual = ",".join(MODELS)
+    parser.add_argument(
+        "--model", default=usual, help="names, with commas; all if left out"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--to", type=Path, help="DEVICE.json beside this script")
+    options = parser.parse_args()
+    path = options.to or HERE / f"{options.device}.json"
+    known = json.loads(path.read_text())["tables"] if path.exists() else {}
+    for name in options.model.split(","):
+        began = time.monotonic()
+        known[name] = table(MODELS[name], options.device)
+        print(f"{name}: {time.monotonic() - began:.0f} s")
+        lines = [f" {json.dumps(n)}: {json.dumps(t)}" for n, t in sorted(known.items())]
+        path.write_text('{"tables": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", help="names, with commas; all if left out")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--sizes", type=int, default=9, help="at most so many batch sizes of each"
-    )
-    parser.add_argument(
-        "--until", type=float, default=math.inf, help="begin no table after seconds"
-    )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each set")
-    parser.add_argument(
-        "--without", default="", help="words of labels, with commas; model:words"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--to", type=Path, default=None, help="folder")
-    options = parser.parse_args()
-    started = time.monotonic()
-    to = options.to or ROOT / "studies/search" / options.device / "tables"
-    names = options.model.split(",") if options.model else list(MODELS)
-    tables = deque[Steps]()
-    for name in names:
-        model = MODELS[name]
-        sizes = list(model.batch_sizes)
-        middle = sizes[len(sizes) // 2]
-        order = [middle, *(s for s in sizes if s != middle)][: options.sizes]
-        for one in order:
-            path, first = to / f"{name}.json", 1000 * len(tables)
-            tables.append(table(model, one, path, options, first))
-    work_off(tables, options.jobs, started + options.until)
+    main()
