@@ -11,11 +11,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
 from ray.tune.registry import register_env
 
-ENVS, FRAGMENT, MINIBATCH = (
-    16,
-    16,
-    128,
-)  # environments, steps of each, rows of an update
+ENVS, FRAGMENT = 16, 16  # environments, and steps of each in an iteration
+MINIBATCH = 128  # rows of an update
 
 
 def make_env(_: Any) -> gymnasium.Env[Any, Any]:

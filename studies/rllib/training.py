@@ -1,9 +1,10 @@
 """Training is the same with tuned settings: PPO on CartPole, ten seeds with and without.
 
-    python studies/rllib/training.py            (adds what is missing; repeat it; then the table)
+    python studies/rllib/training.py            (five minutes)
+    python studies/rllib/training.py --show     (the table of training.json)
 
 Everything is compiled that can be, whether it pays or not. Each training is a process of its own.
-Written to ``cpu/training.json``: the mean return of episodes after each iteration.
+Kept is the mean return of episodes after each iteration.
 """
 
 from __future__ import annotations
@@ -11,27 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
+import subprocess
 import sys
-import time
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "truth")]
-from store import append, commit, last_line, load  # noqa: E402
-
-PATH = HERE / "cpu" / "training.json"
-SEEDS, ITERATIONS, LAST = (
-    10,
-    40,
-    10,
-)  # the return of a training: the mean of the last ten
+PATH = Path(__file__).parent / "training.json"
+SEEDS, ITERATIONS = 10, 40
+LAST = (
+    10  # the return of a training: the mean of its last ten with an episode that ended
+)
 SIDES = ("untouched", "tuned")
+STUDENT = 2.262  # of 95 % and ten seeds
 
 
-def train(seed: int, side: str) -> dict[str, Any]:
-    """The curve of one training."""
+def train(seed: int, side: str) -> list[float | None]:
+    """The curve of one training; None where no episode ended."""
     import torch
     from cartpole import get_model
 
@@ -43,77 +40,59 @@ def train(seed: int, side: str) -> dict[str, Any]:
     config = get_model().debugging(seed=seed)
     if side == "tuned":
         inductor, fused = CompileConfig(), CompileConfig("eager", optimizer="fused")
-        phases = {"forward_exploration": inductor, "forward_train": inductor}
-        choices = {name: (Choice(c, 16),) for name, c in phases.items()}
-        choices["optimizer_step"] = (Choice(fused),)
+        choices = {
+            "forward_exploration": (Choice(inductor, 16),),
+            "forward_train": (Choice(inductor, 16),),
+            "optimizer_step": (Choice(fused),),
+        }
         config = tuned(config, Tuned(choices, describe(torch.device("cpu"))))
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more are no help to so small a network
-    began = time.monotonic()
     algorithm = config.build_algo()
     results = [algorithm.train() for _ in range(ITERATIONS)]
-    means = [r["env_runners"]["episode_return_mean"] for r in results]
-    # No episode ends in some iterations.
-    returns = [None if math.isnan(mean) else round(mean, 2) for mean in means]
-    active = results[-1].get("autocompile")
-    return {
-        "returns": returns,
-        "took_s": round(time.monotonic() - began, 1),
-        "active": active,
-    }
+    means = [result["env_runners"]["episode_return_mean"] for result in results]
+    return [None if math.isnan(value) else round(value, 2) for value in means]
 
 
-def show() -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     """Returns of both sides, and of each seed the difference."""
-    from autocompile.estimate.intervals import median_interval
-
-    final = {side: {} for side in SIDES}
-    for row in load(PATH):
-        last = [mean for mean in row["returns"] if mean is not None][-LAST:]
-        final[row["side"]][row["seed"]] = statistics.mean(last)
-    if not all(final.values()):
-        return
-    for side, returns in final.items():
-        values = list(returns.values())
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(
-            f"{side:10} {len(values)} seeds: mean {statistics.mean(values):.1f} ± {spread:.1f}"
-        )
-        print(f"{'':10} {' '.join(f'{value:.0f}' for value in sorted(values))}")
-    both = sorted(final["tuned"].keys() & final["untouched"].keys())
-    found = median_interval([final["tuned"][s] - final["untouched"][s] for s in both])
-    print(f"tuned - untouched: {found.value:.1f} [{found.low:.1f}, {found.high:.1f}]")
+    final: dict[str, list[float]] = {side: [] for side in SIDES}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        ended = [value for value in row["returns"] if value is not None]
+        final[row["side"]].append(mean(ended[-LAST:]))
+    for side, values in final.items():
+        spread = f"{mean(values):.1f} ± {stdev(values):.1f}"
+        print(f"{side:10} {len(values)} seeds: {spread}, {sorted(map(round, values))}")
+    pairs = zip(final["tuned"], final["untouched"], strict=True)
+    apart = [tuned - untouched for tuned, untouched in pairs]
+    half = STUDENT * stdev(apart) / len(apart) ** 0.5
+    low, high = mean(apart) - half, mean(apart) + half
+    print(f"tuned - untouched: {mean(apart):.1f} [{low:.1f}, {high:.1f}]")
 
 
 def main() -> None:
-    """Train what is missing, for as long as there is time, and show it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="begin none after that"
-    )
-    parser.add_argument(
-        "--one", nargs=2, metavar=("SEED", "SIDE"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
         print("\n" + json.dumps(train(int(asked.one[0]), asked.one[1])))
         return
-    end = time.monotonic() + 60 * asked.minutes
-    for seed in range(SEEDS):
-        for side in SIDES:
-            known = {(row["seed"], row["side"]) for row in load(PATH)}
-            if (seed, side) in known or time.monotonic() > end:
-                continue
-            command = [sys.executable, __file__, "--one", str(seed), side]
-            found = last_line(command, {}, 300.0)
-            if "error" in found:
-                raise SystemExit(f"seed {seed}, {side}: {found['error']}")
-            append(
-                PATH, "cpu", {"seed": seed, "side": side, "commit": commit(), **found}
-            )
-    show()
+    known = json.loads(PATH.read_text())
+    if not asked.show:
+        known["rows"] = []
+        for seed in range(SEEDS):
+            for side in SIDES:
+                command = [sys.executable, __file__, "--one", str(seed), side]
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, text=True, check=True
+                )
+                returns = json.loads(done.stdout.splitlines()[-1])
+                known["rows"].append({"seed": seed, "side": side, "returns": returns})
+        PATH.write_text(json.dumps(known) + "\n")
+    show(known["rows"])
 
 
 if __name__ == "__main__":
