@@ -1,15 +1,14 @@
-"""Several GPUs of one host: one study over two GPUs against one.
+"""Several GPUs of one host: one study over all of them against one.
 
-    python studies/cluster/gpus.py studies/cluster/h100_x2      # about six minutes on two GPUs
+    python studies/cluster/gpus.py studies/cluster/h100_x2.json     # about six minutes on two GPUs
 
 Starts a Ray cluster of this machine. The same list of settings to its end by ``autocompile.tune``
-on one GPU and over Ray on all: wall seconds and the answer, in ``FOLDER/gpus.json``.
+on one GPU and over Ray on all: wall seconds and the answers.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -23,8 +22,7 @@ from autocompile.cluster.tune_all import tune_all
 from autocompile.request import Request
 from autocompile.result import Result
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = str(ROOT / "examples" / "cnn.py")
+TARGET = str(Path(__file__).resolve().parents[2] / "examples" / "cnn.py")
 ASKED: dict[str, Any] = {
     "phases": ("forward",),
     "effort": "full",
@@ -43,18 +41,16 @@ ASKED: dict[str, Any] = {
 
 
 def told(result: Result, began: float) -> dict[str, Any]:
-    """Wall seconds and answer of a run."""
+    """Wall seconds and answers of a run."""
     phase = result.to_dict()["phases"]["forward"]
-    names = ("number", "speedup", "confirmed_processes")
     every = [a for a in (phase["answer"], *phase["other_sizes"]) if a["best"]]
     return {
         "wall_s": round(time.monotonic() - began, 1),
         "trials": len([t for t in phase["trials"] if t["role"] == "search"]),
         "answer": [
             {
-                **{n: answer["best"][n] for n in names},
                 "batch_size": answer["batch_size"],
-                "decided": answer["confidence"] == "high",
+                "speedup": answer["best"]["speedup"],
                 "mode": answer["best"]["config"]["mode"],
             }
             for answer in every
@@ -63,41 +59,27 @@ def told(result: Result, began: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-    }
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     subprocess.run([*ray, "start", "--head", "--disable-usage-stats"], check=True)
     try:
         with connected("auto") as cluster:
             kind, (place,) = next(iter(places_of(cluster.nodes(), None).items()))
-        found |= {"kind": kind, "gpus": place.gpus}
-        with tempfile.TemporaryDirectory(prefix="gpus-") as scratch:
-
-            def keep() -> None:
-                (folder / "gpus.json").write_text(
-                    json.dumps(found, indent=1) + "\n", "utf-8"
-                )
-
+        with tempfile.TemporaryDirectory() as scratch:
             began = time.monotonic()
-            one = autocompile.tune(
-                TARGET, run_dir=Path(scratch) / "one", progress="plain", **ASKED
-            )
-            found["one"] = told(one, began)
-            found |= {name: one.environment[name] for name in ("device_name", "torch")}
-            keep()
+            run = Path(scratch) / "one"
+            one = autocompile.tune(TARGET, run_dir=run, progress="plain", **ASKED)
+            found = {n: one.environment[n] for n in ("device_name", "torch")}
+            found |= {"gpus": place.gpus, "one": told(one, began)}
             began = time.monotonic()
-            where = Path(scratch) / "all"
-            asked = {"ray": "auto", "accelerators": (kind,), "run_dir": where, **ASKED}
+            run = Path(scratch) / "all"
+            asked = {"ray": "auto", "accelerators": (kind,), "run_dir": run, **ASKED}
             every = tune_all(Request.of(TARGET, asked), show="plain")
-            for error in every.errors.values():
-                print(repr(error), file=sys.stderr)
+            if every.errors:
+                raise SystemExit(f"over Ray: {every.errors}")
             found["all"] = told(every.results[kind], began)
-            keep()
     finally:
         subprocess.run([*ray, "stop", "--force"], check=False)
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
