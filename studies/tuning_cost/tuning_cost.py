@@ -30,28 +30,12 @@ import autocompile
 from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig, Setting
 from autocompile.settings.searchspace import SearchSpace
-from autocompile.store.record import Measurement
 
 ARMS = ("naive", "tune", "search")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-NOTHING_ELSE: dict[str, Any] = {  # of the dimensions that the full effort has
-    "fullgraph": (False,),
-    "dynamic": (None,),
-    "options": ((),),
-    "scope": ("model",),
-    "memory_format": ("default",),
-    "optimizer": ("default",),
-    "freezing": (False,),
-    "threads": (None,),
-}
-
-
-TARGET, PHASE, BATCH_SIZES = (
-    "examples/ppo_breakout.py",
-    "forward_exploration",
-    (1, 2, 4, 8, 16, 32),
-)
+TARGET, PHASE = "examples/ppo_breakout.py", "forward_exploration"
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 MODES = (
     "default",
     "reduce-overhead",
@@ -59,13 +43,27 @@ MODES = (
     "max-autotune",
     "lite",
 )
+SPACE = SearchSpace(
+    backends=("inductor", "cudagraphs"),
+    modes=MODES,
+    batch_sizes=BATCH_SIZES,
+    # Nothing else of what the full effort has.
+    fullgraph=(False,),
+    dynamic=(None,),
+    options=((),),
+    scope=("model",),
+    memory_format=("default",),
+    optimizer=("default",),
+    freezing=(False,),
+    threads=(None,),
+)
 
 
-def settings() -> list[tuple[dict[str, Any], int]]:
+def settings() -> list[tuple[CompileConfig, int]]:
     """What the loop runs: the list of ``tune``, nothing merged."""
     configs = [CompileConfig("eager"), *(CompileConfig(mode=m) for m in MODES)]
     configs.append(CompileConfig("cudagraphs"))
-    return [(c.to_dict(), size) for c in configs for size in BATCH_SIZES]
+    return [(config, size) for config in configs for size in BATCH_SIZES]
 
 
 class Watch(Progress):
@@ -76,7 +74,6 @@ class Watch(Progress):
         self.stops = stops_at_races
         self.first_s: float | None = None
         self.race_s: float | None = None
-        self.warnings: list[str] = []
 
     def started(self, number: int, setting: Setting, role: str) -> None:
         self.first_s = self.first_s or time.monotonic() - self.began
@@ -88,25 +85,10 @@ class Watch(Progress):
         if self.stops:
             raise KeyboardInterrupt
 
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
-
 
 def cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def numbers(measurement: Measurement | None) -> dict[str, Any]:
-    """A trial's speed-up with its interval, and the median time of a call of each side."""
-    if measurement is None:
-        return {"speedup": None}
-    found = measurement.speedup
-    return {
-        "speedup": [found.value, found.low, found.high],
-        "eager_us": 1e6 * measurement.eager_call_s,
-        "compiled_us": 1e6 * measurement.compiled_call_s,
-    }
 
 
 def start_s() -> float:
@@ -125,51 +107,35 @@ def by_autocompile(races: bool, folder: Path) -> dict[str, Any]:
     result = autocompile.tune(
         str(ROOT / TARGET),
         phases=(PHASE,),
-        space=SearchSpace(
-            backends=("inductor", "cudagraphs"),
-            modes=MODES,
-            batch_sizes=BATCH_SIZES,
-            **NOTHING_ELSE,
-        ),
+        space=SPACE,
         effort="full",
         device="cpu",
         run_dir=folder,
         progress=watch,
     )
     total_s = time.monotonic() - watch.began
-    trials = [
-        {
-            "role": r.role,
-            "config": r.config.to_dict(),
-            "batch_size": r.batch_size,
-            "set": r.race,
-            "raced_in": r.raced_in,
-            "outcome": r.outcome.value,
-            "message": r.message,
-            "wall_s": r.wall_s,
-            "step_s": dict(r.step_s),
-            "compile_s": r.compile_s,
-            **numbers(r.measurement),
-            "reference_us": round(1e6 * (r.reference_s or 0.0), 1),
-            "notes": list(r.notes),
-        }
-        for r in result.trials
-        if r.wall_s
-    ]
     report = result.to_dict()["phases"][PHASE]
-    every = [report["answer"], *report["other_sizes"]]
+    answers = [a for a in (report["answer"], *report["other_sizes"]) if a["best"]]
     search_s = watch.race_s if watch.race_s is not None else total_s
     return {
         "wall_s": before_s + (total_s if races else search_s),
         "search_s": before_s + search_s,
-        "start_s": before_s,
         "first_trial_s": before_s + (watch.first_s or 0.0),
         "tuner_cpu_share": (cpu_s() - used) / total_s,
-        "sets": [a["best"]["confirmed_processes"] for a in every if a["best"]],
-        "decided": [a["confidence"] == "high" for a in every if a["best"]],
-        "warnings": watch.warnings,
-        "environment": result.environment,
-        "trials": trials,
+        "sets": [answer["best"]["confirmed_processes"] for answer in answers],
+        "decided": [answer["confidence"] == "high" for answer in answers],
+        "trials": [
+            {
+                "role": r.role,
+                "setting": r.config.label(),
+                "batch_size": r.batch_size,
+                "raced_in": r.raced_in,
+                "outcome": r.outcome.value,
+                "wall_s": r.wall_s,
+            }
+            for r in result.trials
+            if r.wall_s
+        ],
     }
 
 
@@ -189,7 +155,7 @@ def by_loop(folder: Path) -> dict[str, Any]:
             "seed": 0,
             "number": number,
             "phase": PHASE,
-            "sides": [{"config": config}],
+            "sides": [{"config": config.to_dict()}],
             "batch_size": batch_size,
             "limits": {},
         }
@@ -204,36 +170,23 @@ def by_loop(folder: Path) -> dict[str, Any]:
             )
         wall_s = time.monotonic() - began
         said = [json.loads(x) for x in done.stdout.splitlines() if x.startswith(b"{")]
-        ended = said[-1] if said else {}
-        # The record of the one setting; how the trial ended where it has none.
-        last = {**(ended.get("sides") or [{}])[0], "outcome": ended.get("outcome")}
-        raw = last.get("measurement")
-        trials.append(
-            {
-                "config": config,
-                "batch_size": batch_size,
-                "outcome": last.get("outcome"),
-                "message": last.get("message", ""),
-                "wall_s": wall_s,
-                "compile_s": last.get("compile_s"),
-                **numbers(raw and Measurement.from_dict(raw)),
-            }
-        )
-        print(
-            number,
-            config["backend"],
-            config["mode"],
-            f"{wall_s:.1f} s",
-            file=sys.stderr,
-        )
+        row = {
+            "role": "search",
+            "setting": config.label(),
+            "batch_size": batch_size,
+            "outcome": said[-1].get("outcome") if said else None,
+            "wall_s": wall_s,
+        }
+        trials.append(row)
+        print(number, row["setting"], f"{wall_s:.1f} s", file=sys.stderr)
     return {"wall_s": sum(t["wall_s"] for t in trials), "trials": trials}
 
 
-def show(out: Path) -> None:
-    found = json.loads(out.read_text("utf-8"))
+def show(path: Path) -> None:
+    found = json.loads(path.read_text("utf-8"))
     for arm in ARMS:
         wall_s, loop_s = found[arm]["wall_s"], found["naive"]["wall_s"]
-        roles = [t.get("role", "search") for t in found[arm]["trials"]]
+        roles = [t["role"] for t in found[arm]["trials"]]
         sets = {t["raced_in"] for t in found[arm]["trials"] if t.get("raced_in")}
         print(
             f"{arm}: {wall_s:.0f} s, {loop_s / wall_s:.1f} times as fast as the loop, "
@@ -252,7 +205,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=HERE / "cpu.json")
     parser.add_argument("--show", action="store_true", help="what is recorded")
     options = parser.parse_args()
-    results: dict[str, Any] = {"schema": 2, "target": TARGET, "phase": PHASE}
+    results: dict[str, Any] = {}
     for arm in () if options.show else ARMS:
         with tempfile.TemporaryDirectory(prefix="tuning-cost-") as scratch:
             folder = Path(scratch) / "run"
