@@ -12,7 +12,6 @@ from typing import Any
 HERE = Path(__file__).parent
 MACHINES = {
     "two CPU cores": ("cpu", "two_cores"),
-    "two CPU cores at half that speed": ("cpu_slow",),
     "an H100": ("h100",),
 }
 LEFT, RIGHT, WIDTH, ROW, TOP = 290, 596, 660, 21, 56
