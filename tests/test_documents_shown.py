@@ -44,7 +44,9 @@ def test_the_readme_names_the_figures_of_the_studies() -> None:
     held = json.loads((STUDIES / "truth" / "calibrate.json").read_text("utf-8"))
     pairs = [held["kinds"][k]["held"].split(" of ") for k in ("quiet CPU", "busy CPU")]
     right, count = (sum(map(int, column)) for column in zip(*pairs, strict=True))
-    assert f"{right} of {count}" in " ".join(README.split())
+    readme = " ".join(README.split())
+    assert f"{right} of {count} on CPUs" in readme
+    assert f"{held['kinds']['GPU']['held']} on GPUs" in readme
 
 
 def test_the_page_of_screens_shows_the_pipe() -> None:

@@ -55,7 +55,6 @@ TYPED = {
     "space.threads": "2",
     "space.precision": "high",
     "space.autocast": "bfloat16",
-    "space.guards": "all",
     "trials": "7",
     "sampler": "random",
     "pythons": "",

@@ -15,7 +15,7 @@ from typing import Any
 from autocompile.export.source import literal, quoted
 from autocompile.rllib.described import RLLIB
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
+from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.libraries import Library
 from autocompile.settings.phases import (
     FORWARD_TRAIN,
@@ -313,17 +313,13 @@ def _compile_call(config: CompileConfig, facts: Facts, function: str) -> str:
         del given["backend"]
     if _isolates(facts, config):
         given["isolate_recompiles"] = "True"
-    if config.guards != "all":
-        given["options"] = options_as_code(config)
     arguments = (function, *(f"{name}={value}" for name, value in given.items()))
     return f"torch.compile({', '.join(arguments)})"
 
 
 def options_as_code(config: CompileConfig) -> str:
-    """The dictionary of options as source, including the guard filter."""
+    """The dictionary of options as source."""
     entries = [f"{quoted(name)}: {literal(value)}" for name, value in config.options]
-    if config.guards != "all":
-        entries += [f'"guard_filter_fn": torch.compiler.{GUARD_FILTERS[config.guards]}']
     return f"{{{', '.join(entries)}}}"
 
 

@@ -273,7 +273,7 @@ def _evidence(choice: Choice, stack: str) -> str:
 
 _CARRIED = (
     "backend", "mode", "options", "fullgraph", "dynamic", "memory_format", "optimizer",
-    "threads", "precision", "autocast", "guards",
+    "threads", "precision", "autocast",
 )  # fmt: skip
 """What of a model's setting the text for Accelerate has; whatever else is set is named."""
 _CARRIED_OF_STEP = ("backend", "optimizer", "threads", "precision")

@@ -18,7 +18,6 @@ from autocompile.runtime.freezing import frozen
 from autocompile.runtime.graphs import compiled, with_own_code
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimensions import GUARD_FILTERS
 
 # They hold modules and are never called.
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
@@ -56,9 +55,6 @@ def compile_function(
         torch._dynamo.config.recompile_limit = limit
     elif config.isolates_recompiles and "isolate_recompiles" in _ARGUMENTS:
         kwargs["isolate_recompiles"] = True
-    if config.guards != "all":
-        guards = getattr(torch.compiler, GUARD_FILTERS[config.guards])
-        kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
     if config.scope != "regional" and not config.freezing:
         return compiled(function, kwargs)
     if model is None:

@@ -73,8 +73,6 @@ class CompileConfig:
     # of float32 products, as in torch.set_float32_matmul_precision
     precision: str = "default"
     autocast: str = "none"  # the lower precision that torch.autocast computes in
-    # checked before each call of compiled code; all but "all" are unsafe
-    guards: str = "all"
     # the name of the interpreter that the setting runs under
     environment: str = "default"
 
@@ -97,15 +95,10 @@ class CompileConfig:
                     "an option is a number, true, false or a word: a path, a flag or a cache "
                     "elsewhere could bring in a program",
                 )
-        if self.mode != "default" and (self.options or self.guards != "all"):
-            more = (
-                f"options {dict(self.options)}"
-                if self.options
-                else f"guards {self.guards!r}"
-            )
+        if self.mode != "default" and self.options:
             raise UsageError(
-                f"mode {self.mode!r} and {more} cannot go together",
-                "torch.compile takes either a mode or options, of which a filter of guards is one",
+                f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
+                "torch.compile takes either a mode or options",
             )
         for d, value in self.changed():
             if type(value) not in d.kinds:
@@ -225,6 +218,8 @@ class CompileConfig:
         # Of older files: the whole step, where there is one.
         if data.get("scope") == "full":
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
+        if data.get("guards") == "all":
+            data = {name: value for name, value in data.items() if name != "guards"}
         try:
             if unknown := set(data) - set(cls.__dataclass_fields__):
                 raise UsageError(f"a compile setting has no key {min(unknown)!r}")

@@ -26,13 +26,6 @@ OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
     "compiled": {},  # plain torch.compile() of the step alone
 }
 """How an optimizer steps: its arguments in ``torch.optim``, the one that it is named by first."""
-GUARD_FILTERS = {
-    "skip_inbuilt_modules": "skip_guard_on_inbuilt_nn_modules_unsafe",
-    "skip_modules": "skip_guard_on_all_nn_modules_unsafe",
-    "keep_tensors": "keep_tensor_guards_unsafe",
-    "skip_all": "skip_all_guards_unsafe",
-}
-"""What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 
 
 DDP: Mapping[str, Mapping[str, Any]] = {
@@ -343,11 +336,6 @@ DIMENSIONS = (
         "autocast", "none", "comma list of none, bfloat16, float16: changes numbers",
         ("none", "bfloat16", "float16"), by_name=True, missing=_no_numbers, effect="per kind",
         is_written=True, label=lambda value: f"autocast {value}",
-    ),
-    Dimension(
-        "guards", "all", "comma list, e.g. all,skip_inbuilt_modules: drops checks",
-        ("all", *GUARD_FILTERS), by_name=True, needs_compiler=True,
-        is_written=True, label=lambda value: f"guards {value}",
     ),
     Dimension("environment", "default", applied="interpreter"),
 )

@@ -98,17 +98,15 @@ class SearchSpace:
     threads: Asked = values_of("threads")
     precision: Asked = values_of("precision")
     autocast: Asked = values_of("autocast")
-    guards: Asked = values_of("guards")
 
     def __post_init__(self) -> None:
         for d in SEARCHED:
             if (values := getattr(self, d.asked)) is not None:
                 object.__setattr__(self, d.asked, _checked(d, values))
-        has_options = any(self.options or ()) or "all" not in (self.guards or ("all",))
-        if has_options and set(self.modes or ()) - {"default"}:
+        if any(self.options or ()) and set(self.modes or ()) - {"default"}:
             raise UsageError(
-                "modes, and options or filters of guards, are asked for, and torch takes either",
-                hint="a run with --mode, and another with --option or --guards",
+                "modes and options are asked for, and torch takes either",
+                hint="a run with --mode, and another with --option",
             )
         for size in self.batch_sizes or ():
             if size < 1:

@@ -343,7 +343,7 @@ def _values(
     reason = dimension.missing(place)
     if not reason and dimension.by_name:
         reason = (
-            f"{dimension.flag} only by name, since it changes numbers or drops checks"
+            f"{dimension.flag} only by name, since it changes numbers"
         )
     if reason and len(every) > 1:
         dropped[reason] += len(every) - 1
@@ -369,9 +369,7 @@ def _configs(
             )
         modes = ["default"]
     for fields, mode, options in itertools.product(around, modes, every_option):
-        if mode != "default" and fields["guards"] != "all":
-            dropped["torch takes a filter of guards or a mode"] += 1
-        elif mode != "default" and options:
+        if mode != "default" and options:
             dropped["torch takes a mode or options"] += 1
         else:
             yield CompileConfig(backend, mode, tuple(options.items()), **fields)

@@ -42,7 +42,7 @@ KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**28),
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
 }
-NOT_APPLIED = {"autocast": "none", "precision": "default", "guards": "all"}
+NOT_APPLIED = {"autocast": "none", "precision": "default"}
 
 ON_CPU = {
     "search/convnet": "forward",

@@ -722,8 +722,7 @@ def test_accelerate_carries_each_field_of_a_setting_or_names_it(plain: Report) -
         "mode": "max-autotune", "options": {"key": 1}, "fullgraph": True, "dynamic": True,
         "recompile_limit": 32, "scope": "step", "memory_format": "channels_last",
         "optimizer": "fused", "threads": 1, "precision": "high", "autocast": "bfloat16",
-        "guards": "skip_modules", "environment": "ipex", "ddp": "static_graph",
-        "fsdp": "kept",
+        "environment": "ipex", "ddp": "static_graph", "fsdp": "kept",
     }  # fmt: skip
     refused = {"backend", "freezing"}  # by a sentence of their own, above
     assert set(other) | refused == {d.name for d in DIMENSIONS}

@@ -395,7 +395,6 @@ with torch.no_grad():
             {
                 "autocast": "bfloat16",
                 "precision": "high",
-                "guards": "skip_inbuilt_modules",
             },
             WIDE,
             LOWERED,
@@ -586,7 +585,7 @@ def get_model():
     [
         ({"scope": "regional"}, LISTED, "True no"),
         ({"autocast": "bfloat16"}, MODEL, "False bf16"),
-        ({"guards": "skip_all", "dynamic": False}, MODEL, "False no"),
+        ({"dynamic": False}, MODEL, "False no"),
         (None, MODEL, "False no"),
     ],
 )

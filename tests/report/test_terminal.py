@@ -86,7 +86,7 @@ def test_what_failed_or_was_left_out_is_told_with_verbose_only(
 ) -> None:
     # What only a flag would bring comes last.
     phase["dropped"] = {
-        "--guards only by name": 40,
+        "--autocast only by name": 40,
         "no convolutions": 3,
         "no modes": 12,
     }
@@ -95,7 +95,9 @@ def test_what_failed_or_was_left_out_is_told_with_verbose_only(
         ["one round was throttled"],
     )
     short, full = printed(report), printed(report, verbose=True)
-    skipped = "Skipped no modes (12) · no convolutions (3) · --guards only by name (40)"
+    skipped = (
+        "Skipped no modes (12) · no convolutions (3) · --autocast only by name (40)"
+    )
     for word in ("4 trials were stopped", skipped, "SIGSEGV"):
         assert word not in short and word in full
     assert "  Note    one round was throttled\n" in short

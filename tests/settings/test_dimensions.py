@@ -246,7 +246,7 @@ def test_a_dimension_is_a_row_two_fields_and_a_function(tmp_path: Path) -> None:
     for name, place, added in (
         ("settings/dimensions.py", '    Dimension("environment", ', ENTRY),
         ("settings/config.py", "    environment: str = ", '    tint: str = "none"\n'),
-        ("settings/searchspace.py", "    guards: Asked = ", TINT),
+        ("settings/searchspace.py", "    autocast: Asked = ", TINT),
         ("runtime/applying.py", '"memory_format": _lay_out', FUNCTION),
     ):
         text = (copied / name).read_text("utf-8")

@@ -240,7 +240,7 @@ def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
     [
         (CNN, "inductor's options for cuda are not for cpu", 6),
         (CNN, "the inductor of this torch has no option cpp.simdlen", 1),
-        (CNN, "--guards only by name, since it changes numbers or drops checks", 4),
+        (CNN, "--autocast only by name, since it changes numbers", 2),
         (CNN, "the model repeats no block", 1),
         (ADAM, "weights that are trained cannot be frozen", 1),
         (ADAM, "an optimizer's step multiplies no matrices", 4),
@@ -254,9 +254,11 @@ def test_all_that_nobody_asked_for_is_left_out_with_its_reason(
 
 def test_what_was_asked_for_is_not_left_out() -> None:
     found = space(
-        threads=(1,), fullgraph=(True,), guards=("skip_all",), modes=("default",)
+        threads=(1,), fullgraph=(True,), autocast=("bfloat16",), modes=("default",)
     )
-    assert not [r for r in found.dropped if r.startswith(("--thr", "--full", "--gua"))]
+    assert not [
+        r for r in found.dropped if r.startswith(("--thr", "--full", "--autoc"))
+    ]
 
 
 def test_modes_that_options_leave_no_room_for_are_counted() -> None:
@@ -280,10 +282,7 @@ def test_every_entry_of_the_tables_is_used() -> None:
                     reasons.add(dimension.why_not(config, place))
         assert "" in reasons, dimension.name
         # Any backend takes these, in any phase and on any device.
-        is_free = dimension.applied == "argument" or dimension.name in (
-            "guards",
-            "environment",
-        )
+        is_free = dimension.applied == "argument" or dimension.name == "environment"
         is_free &= dimension.name not in (
             "dynamic",
             "recompile_limit",

@@ -13,10 +13,10 @@ import torch
 def own_code(number: int) -> Iterator[None]:
     """Context in which torch.compile shares no code with sides of other numbers.
 
-    Dynamo takes equal backends for one and reuses another side's code wherever its guards hold,
-    and a setting may drop guards. ``torch.compile(isolate_recompiles=True)`` (torch 2.13) keeps
-    the code of each call of torch.compile apart, so also that of the equal blocks of a regional
-    setting, which are to share theirs. So the backend of a side equals that of its own side only.
+    Dynamo takes equal backends for one and reuses another side's code wherever its guards hold.
+    ``torch.compile(isolate_recompiles=True)`` (torch 2.13) keeps the code of each call of
+    torch.compile apart, so also that of the equal blocks of a regional setting, which are to share
+    theirs. So the backend of a side equals that of its own side only.
     """
     optimize = torch._dynamo.optimize
 

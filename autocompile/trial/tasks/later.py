@@ -108,7 +108,7 @@ def _check_schedule(session: Session, entrant: Entrant) -> None:
     """Whether a schedule of learning rates compiles a step again, if that takes no long time."""
     record, side = entrant.record, entrant.side
     compile_s = here().agree(entrant.asked.compile_s or record.compile_s or 0.0, max)
-    if compile_s < _LONGEST_COMPILE_S or side.config.guards != "all":
+    if compile_s < _LONGEST_COMPILE_S:
         schedule(session.reference, entrant.subject)
     elif side.optimizers:
         what = "whether a learning-rate schedule recompiles this step was not tried"

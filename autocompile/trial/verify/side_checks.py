@@ -450,9 +450,8 @@ def _indexes_nothing(inputs: Any) -> bool:
 def schedule(reference: Reference, subject: Subject) -> None:
     """Change the learning rate on both sides, step, and compare; then put everything back.
 
-    Dynamo guards on a learning rate that is a Python number, and a setting may drop guards: then
-    the step must still follow the rate. Where it compiles again for it, a note says so. Nothing is
-    timed after it: what it compiles stays in Dynamo's cache.
+    Dynamo guards on a learning rate that is a Python number. Where it compiles again for another, a
+    note says so. Nothing is timed after it: what it compiles stays in Dynamo's cache.
     """
     eager, side = reference.eager, subject.side
     optimizers = [*eager.optimizers, *side.optimizers]

@@ -31,11 +31,10 @@ def test_what_torch_does_not_take_is_refused_in_words() -> None:
     ):
         SearchSpace(autocast=("bf16",))
     with pytest.raises(UsageError, match="cannot go together"):
-        CompileConfig(mode="max-autotune", guards="skip_all")
+        CompileConfig(mode="max-autotune", options={"cpp_wrapper": True})
     with pytest.raises(UsageError, match="torch takes either"):
-        SearchSpace(modes=("max-autotune",), guards=("skip_all",))
-    SearchSpace(modes=("max-autotune",), guards=("all", "skip_all"))
-    assert CompileConfig("eager", guards="skip_all") == EAGER
+        SearchSpace(modes=("max-autotune",), options=({"cpp_wrapper": True},))
+    SearchSpace(modes=("max-autotune",), options=({},))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +79,8 @@ def test_a_liar_is_caught_under_autocast(try_it: Try) -> None:
     assert result["outcome"] == "wrong_output", result["message"]
 
 
-@pytest.mark.parametrize(
-    "more", [{"guards": "skip_inbuilt_modules"}, {"precision": "high"}]
-)
-def test_dropped_guards_and_fast_products_are_tried_like_anything_else(
-    try_it: Try, more: dict[str, str]
-) -> None:
-    result = try_it(MODELS, **setting("aot_eager", **more))
+def test_fast_products_are_tried_like_anything_else(try_it: Try) -> None:
+    result = try_it(MODELS, **setting("aot_eager", precision="high"))
     assert (result["outcome"], result.get("weights_live")) == ("ok", True), result[
         "message"
     ]
@@ -160,9 +154,7 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
 
 def test_a_module_and_a_function_are_compiled_under_autocast() -> None:
     model = torch.nn.Linear(4, 4).eval()
-    config = CompileConfig(
-        "aot_eager", autocast="bfloat16", guards="skip_inbuilt_modules"
-    )
+    config = CompileConfig("aot_eager", autocast="bfloat16")
     assert apply_config(model, "forward", config) is model
     for _ in range(2):
         assert model(torch.ones(2, 4)).dtype is torch.bfloat16
