@@ -17,6 +17,9 @@ pytestmark = pytest.mark.browser
 PROBE = """
 const found = { figures: document.querySelectorAll("figure svg").length };
 found.overflow = document.documentElement.scrollWidth - innerWidth;
+const answer = document.querySelector("#answer .scroll");
+found.hidden = answer.scrollWidth - answer.clientWidth;
+found.below = answer.getBoundingClientRect().bottom - innerHeight;
 document.title = JSON.stringify(found);
 """
 
@@ -51,6 +54,8 @@ def test_a_browser_shows_the_page_without_an_error_or_a_request(
     found = json.loads(html.unescape(title))
     assert found["figures"] == text.count("<svg")
     assert found["overflow"] <= 0
+    assert found["hidden"] <= 0  # the answer is whole, without a scroll
+    assert found["below"] <= 0
 
 
 def test_the_browser_refuses_what_would_leave_the_page(tmp_path: Path) -> None:
