@@ -7,16 +7,16 @@
 Inductor's default mode alone: stacks that train refuse what computes no gradients. ``run`` starts
 a process for each model and export, which executes the text as a user's program would, behind lines
 that make the model; compares outputs with eager mode; counts graphs by torch's own counters; looks
-at the settings; and times forward pass and step beside eager mode, block by block. Everything is
-written to ``<device>/exports.json``; ``table`` prints it.
+at the settings; and times forward pass and step beside eager mode, block by block. What is found is
+written to ``exports.json``; ``table`` prints it.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RUNS = Path(os.path.relpath(HERE / "runs"))
+RUNS, RECORD = Path(os.path.relpath(HERE / "runs")), HERE / "exports.json"
 FORMATS = ("python", "apply", "accelerate", "transformers", "lightning")
 BATCH, ROUNDS, BLOCK_S = 16, 24, 0.03
 # As a run's own note advises: else eager mode may get its memory from the kernel in each call.
@@ -40,7 +40,7 @@ def tune(path: str, budget_s: str = "75") -> None:
     import autocompile
 
     name = Path(path).stem
-    result = autocompile.tune(
+    autocompile.tune(
         path,
         phases=("forward", "optimizer_step"),
         space=autocompile.SearchSpace(
@@ -54,63 +54,52 @@ def tune(path: str, budget_s: str = "75") -> None:
         budget_s=float(budget_s),
         run_dir=RUNS / name,
     )
-    print(
-        json.dumps(
-            {n: p["answer"] for n, p in result.to_dict()["phases"].items()}, indent=1
-        )
-    )
 
 
 def run() -> None:
     import autocompile
 
-    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"confirmed": {}, "rows": []}
     for folder in sorted(RUNS.iterdir()):
         result = autocompile.load(folder)
         report = result.to_dict()
-        device = report["environment"]["device"].split(":")[0]
-        (HERE / device).mkdir(exist_ok=True)
+        spec, environment = report["target"]["spec"], report["environment"]
+        found["machine"] = f"{environment['device_name']}, {environment['cores']} cores"
+        found["torch"] = environment["torch"]
+        answers = {name: phase["answer"] for name, phase in report["phases"].items()}
+        found["confirmed"][spec] = {
+            name: _numbers(answer["best"]["speedup"])
+            for name, answer in answers.items()
+            if answer["verdict"] == "faster"
+        }
         for to in FORMATS:
             work = folder / to
             work.mkdir(exist_ok=True)
             text = APPLY.format(batch=BATCH) if to == "apply" else result.export(to)
             (work / "text.py").write_text(text, "utf-8")
             (work / "tuned.json").write_text(result.export("json"), "utf-8")
-            confirmed = {n: _confirmed(p) for n, p in report["phases"].items()}
-            row = {"target": report["target"]["spec"], "to": to, "confirmed": confirmed}
-            target = Path(report["target"]["spec"]).resolve()
-            rows.append({**row, "text": text, **_in_a_process(str(target), to, work)})
-            print(to, rows[-1].get("error", ""), flush=True)
-            found = {"environment": report["environment"], "rows": rows}
-            (HERE / device / "exports.json").write_text(
-                json.dumps(found, indent=1) + "\n", "utf-8"
-            )
-    table(device)
+            row = _in_a_process(str(Path(spec).resolve()), to, work)
+            found["rows"].append({"target": spec, "to": to, **row})
+            print(to, row.get("error", ""), flush=True)
+    RECORD.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    table()
 
 
 def _in_a_process(target: str, to: str, work: Path) -> dict[str, Any]:
-    """What the process of an export says, or how it failed, and its seconds."""
+    """What the process of an export says, or how it failed."""
     command = [sys.executable, str(Path(__file__).resolve()), "child", target, to]
-    began = time.monotonic()
+    environment = {**os.environ, **KEEP}
     done = subprocess.run(
-        command,
-        cwd=work,
-        env={**os.environ, **KEEP},
-        capture_output=True,
-        text=True,
-        timeout=200,
+        command, cwd=work, env=environment, capture_output=True, text=True, timeout=200
     )
-    seconds = round(time.monotonic() - began, 1)
     if done.returncode:
-        return {"seconds": seconds, "error": done.stderr[-1500:]}
-    return {"seconds": seconds, **json.loads(done.stdout.splitlines()[-1])}
+        return {"error": done.stderr[-1500:]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def _confirmed(phase: dict[str, Any]) -> dict[str, Any]:
-    answer = phase["answer"]
-    kept = ("config", "speedup", "confirmed_processes", "exported")
-    figures = {name: answer["best"].get(name) for name in kept}
-    return {"verdict": answer["verdict"], **figures}
+def _numbers(interval: dict[str, float]) -> list[float]:
+    return [round(interval[name], 4) for name in ("value", "low", "high")]
 
 
 def child(target: str, to: str) -> None:
@@ -128,11 +117,10 @@ def child(target: str, to: str) -> None:
     usual = torch.get_num_threads()
     torch.manual_seed(0)
     exec(compile(Path("text.py").read_text("utf-8"), "text.py", "exec"), names)
-    threads = torch.get_num_threads()
     torch.set_num_threads(usual)
     model, optimizer = HOW.get(to, _plain)(names)
     inputs = module.get_inputs(BATCH)
-    found: dict[str, Any] = {"threads": threads}
+    found: dict[str, Any] = {}
     for each in (eager, model):
         each.eval()
     counters.clear()
@@ -248,9 +236,9 @@ def _times(eager: Callable[[], Any], other: Callable[[], Any]) -> dict[str, Any]
                 call()
             into.append(_block(call, count))
     return {
-        "speedup": speedup(eager_s, other_s).to_dict(),
-        "eager_s": eager_s,
-        "own_s": other_s,
+        "speedup": _numbers(speedup(eager_s, other_s).to_dict()),
+        "eager_ms": round(1e3 * statistics.median(eager_s), 4),
+        "own_ms": round(1e3 * statistics.median(other_s), 4),
     }
 
 
@@ -265,45 +253,20 @@ def _block(call: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def table(device: str = "cpu") -> None:
-    rows = json.loads((HERE / device / "exports.json").read_text("utf-8"))["rows"]
-    print(
-        "| model | export | forward: graphs, speed-up (confirmed) | step: graphs, speed-up ",
-        end="",
-    )
-    print("(confirmed) | settings seen |\n|---|---|---|---|---|")
-    for row in rows:
-        if "error" in row:
-            print(f"| {row['target']} | {row['to']} | failed | | |")
-            continue
-        cells = [
-            row["target"],
-            row["to"],
-            *(_cell(row, n) for n in ("forward", "optimizer_step")),
-        ]
-        seen = ", ".join(f"{k} {v}" for k, v in row["settings"].items())
-        print(f"| {' | '.join(cells)} | {seen} |")
-
-
-def _cell(row: dict[str, Any], phase: str) -> str:
-    """Graphs, speed-up in this process, and what the run had confirmed.
-
-    Inside: within the interval of the run, which is one of a mean over processes; near: not
-    further from it than one process may be, as the report of a run judges.
-    """
-    from autocompile.estimate.intervals import Interval, over_sets, ratio
-
-    found, said = row[phase], row["confirmed"][phase]
-    value = found["speedup"]["value"]
-    own_ms = 1e3 * sorted(found["own_s"])[len(found["own_s"]) // 2]
-    text = f"{found['graphs']}, {own_ms:.3g} ms, {value:.2f}x"
-    if said["verdict"] == "faster":
-        then = Interval(**said["speedup"])
-        over = ratio(over_sets([math.log(value)]), then)
-        where = "near" if over.low <= 1 <= over.high else "elsewhere"
-        where = "inside" if then.low <= value <= then.high else where
-        text += f" ({then.value:.2f} [{then.low:.2f}, {then.high:.2f}]: {where})"
-    return text + ("" if found["same"] else ", other numbers")
+def table() -> None:
+    data = json.loads(RECORD.read_text("utf-8"))
+    head = ("model", "export", "forward", "step", "settings seen")
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in data["rows"]:
+        cells = [row["target"], row["to"]]
+        for phase in ("forward", "optimizer_step") if "error" not in row else ():
+            found = row[phase]
+            assert found["same"], row
+            ms, times = found["own_ms"], found["speedup"][0]
+            cells.append(f"{found['graphs']}, {ms:.3g} ms, {times:.2f}x")
+        seen = row.get("settings", {"error": row.get("error")}).items()
+        print(f"| {' | '.join(cells)} | {', '.join(f'{k} {v}' for k, v in seen)} |")
+    print("confirmed in the run:", json.dumps(data["confirmed"]))
 
 
 if __name__ == "__main__":

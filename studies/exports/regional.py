@@ -8,7 +8,7 @@ two cores. Each process is a fresh one: it compiles, and times eager and compile
 first compile of any program costs (imports, header, vector instructions) is paid before, by
 something small. ``nested`` is ``torch.compiler.nested_compile_region`` around each block and one
 compile of the whole. Arms take turns in random order. Each call adds two processes of each kind to
-``regional.json``.
+``regional.json``, and ``entry`` replaces what is said of that.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SIZES = {
     "vocab_size": 2000,
     "use_cache": False,
 }
-# What torch times of a compile: the parts of which it is made, and what they are called there.
+# What torch times of a compile: parts of it, and what they are called there.
 PARTS = {
     "dynamo_s": "bytecode_tracing",
     "codegen_s": "GraphLowering.codegen",
     "cpp_s": "PyCodeCache.load_by_key_path",
-    "all_s": "_compile.compile_inner",
 }
+RECORD = HERE / "regional.json"
 
 
 def child(arm: str, batch_size: int) -> None:
@@ -101,7 +101,7 @@ def child(arm: str, batch_size: int) -> None:
         "compiled_ms": round(ms["compiled"], 3),
         "compile_s": round(first_s - ms["compiled"] / 1e3, 3),
         "graphs": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
-        "parts": parts,
+        **parts,
     }
     print(json.dumps(found), flush=True)
 
@@ -154,9 +154,7 @@ def entry() -> None:
             found[name] = us(call)
         block._compiled_call_impl = lambda *args, **kwargs: result[0]
         found["module_call_us"] = us(call)
-    (HERE / "regional_entry.json").write_text(
-        json.dumps(found, indent=1) + "\n", "utf-8"
-    )
+    record(entry=found)
     print(found)
 
 
@@ -179,11 +177,20 @@ def run(arm: str, batch_size: int, toolchain: Path) -> dict[str, Any]:
     }
 
 
+def record(**more: Any) -> dict[str, Any]:
+    """Add to the JSON, with a line for each process; what it holds then."""
+    known = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    found: dict[str, Any] = {"entry": {}, "processes": [], **known, **more}
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in found.pop("processes"))
+    text = json.dumps(found, indent=1).removesuffix("\n}")
+    RECORD.write_text(f'{text},\n "processes": [\n{lines}\n ]\n}}\n', "utf-8")
+    return json.loads(RECORD.read_text("utf-8"))  # type: ignore[no-any-return]
+
+
 def main() -> None:
     import torch
 
-    path = HERE / "regional.json"
-    rows = json.loads(path.read_text("utf-8"))["processes"] if path.exists() else []
+    rows = record()["processes"]
     with tempfile.TemporaryDirectory() as folder:
         toolchain = Path(folder) / "toolchain"
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(toolchain)}
@@ -194,45 +201,32 @@ def main() -> None:
         for arm, batch_size in order:
             rows.append(run(arm, batch_size, toolchain))
             print(rows[-1], file=sys.stderr, flush=True)
-    found = {
-        "schema": 1,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "layers": LAYERS,
-        "length": LENGTH,
-        "processes": rows,
-    }
-    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    table(found)
+    table(record(torch=torch.__version__, processes=rows))
 
 
 def table(found: dict[str, Any]) -> None:
     """Print medians over processes."""
     import statistics
 
-    print(
-        "| batch | | processes | compile | Dynamo | code | C++ | against eager | eager | compiled |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    head = "| batch | | processes | compile | Dynamo | code | C++ | against eager | eager | compiled |"
+    print(f"{head}\n{'|---' * 10}|")
     for batch_size in BATCH_SIZES:
         for arm in ARMS:
             rows = [
-                r
-                for r in found["processes"]
-                if (r["arm"], r["batch_size"]) == (arm, batch_size)
+                {**row, "ratio": row["eager_ms"] / row["compiled_ms"]}
+                for row in found["processes"]
+                if (row["arm"], row["batch_size"]) == (arm, batch_size)
             ]
             if not rows:
                 continue
-
-            def median(name: str, rows: list[dict[str, Any]] = rows) -> float:
-                return statistics.median({**r["parts"], **r}[name] for r in rows)
-
-            ratio = statistics.median(r["eager_ms"] / r["compiled_ms"] for r in rows)
+            of = {
+                name: statistics.median(row[name] for row in rows)
+                for name in ("compile_s", *PARTS, "ratio", "eager_ms", "compiled_ms")
+            }
+            seconds = " | ".join(f"{of[name]:.2f} s" for name in ("compile_s", *PARTS))
+            ms = f"{of['eager_ms']:.2f} ms | {of['compiled_ms']:.2f} ms"
             print(
-                f"| {batch_size} | {arm} | {len(rows)} | {median('compile_s'):.2f} s | "
-                f"{median('dynamo_s'):.2f} s | {median('codegen_s'):.2f} s | "
-                f"{median('cpp_s'):.2f} s | {ratio:.3f} | {median('eager_ms'):.2f} ms | "
-                f"{median('compiled_ms'):.2f} ms |"
+                f"| {batch_size} | {arm} | {len(rows)} | {seconds} | {of['ratio']:.3f} | {ms} |"
             )
 
 
@@ -242,6 +236,6 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["entry"]:
         entry()
     elif sys.argv[1:2] == ["table"]:
-        table(json.loads((HERE / "regional.json").read_text("utf-8")))
+        table(json.loads(RECORD.read_text("utf-8")))
     else:
         main()

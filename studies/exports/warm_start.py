@@ -92,6 +92,8 @@ def run(arm: str, settings: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    import torch
+
     from autocompile.commands.bench import export_with_cache
     from autocompile.settings.config import CompileConfig
     from autocompile.settings.tuned import Choice, Tuned, TunedSet
@@ -103,7 +105,7 @@ def main() -> None:
         made = Tuned({"forward": (choice,)}, {"device": "cpu"}, target)
         path = Path(folder) / "tuned.json"
         began = time.monotonic()
-        told = export_with_cache(made, path, 300.0)
+        export_with_cache(made, path, 300.0)
         export_s = time.monotonic() - began
         cache = path.with_suffix(".cache")
         alone = Path(folder) / "alone" / "tuned.json"
@@ -119,25 +121,14 @@ def main() -> None:
         for arm in order:
             rows.append(run(arm, path if arm == "warm" else alone))
             print(arm, round(rows[-1]["result_s"], 2), file=sys.stderr, flush=True)
-        with zipfile.ZipFile(cache) as file:
-            fingerprint = json.loads(file.read("fingerprint.json"))
         found = {
-            "schema": 1,
-            "fingerprint": {
-                k: v for k, v in fingerprint.items() if not str(v).startswith("/")
-            },
-            "batch_size": BATCH_SIZE,
+            "torch": torch.__version__,
             "export_s": round(export_s, 2),
             "cache_bytes": cache.stat().st_size,
-            "said": [line.replace(folder, "") for line in told],
-            "processes": [{k: _rounded(v) for k, v in row.items()} for row in rows],
+            "processes": rows,
         }
     (HERE / "warm_start.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     table(found)
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
 
 
 def table(found: dict[str, Any]) -> None:

@@ -1,66 +1,70 @@
 """How far is eager mode from itself while other processes use the GPU?
 
-A process makes the same training step again and again, with the same weights, inputs and random
-numbers, and compares its gradients with those of the first: alone, then beside two others. One JSON
-file with the largest difference of each call, relative to the gradient.
+    python studies/verification/by_itself.py bert --to studies/verification/h200.json
+
+A process makes the same gradients again and again, with the same weights, inputs and random
+numbers, and compares them with those of the first: alone, then beside two others. The largest
+difference of each call, relative to a gradient, is written to ``by_itself`` of the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
+from verification import HERE, write
 
-def differences(target: str, phase: str, device: str, calls: int) -> list[float]:
+
+def differences(target: str, device: str, calls: int) -> list[float]:
     """The largest difference of a gradient from the first call's, relative to itself, by call."""
     import torch
 
-    from autocompile.trial.model.load import build, import_target
-    from autocompile.trial.model.target import seed_everything
-    from autocompile.trial.tasks.session import inputs_of
-    from autocompile.trial.verify.compare import relative_differences
-    from autocompile.trial.verify.reference import Reference
+    sys.path.insert(0, str(HERE / "targets"))
+    module = importlib.import_module(target)
+    torch.manual_seed(0)
+    model = module.get_model().to(device)
+    inputs = tuple(x.to(device) for x in module.get_inputs())
 
-    seed_everything(0)
-    made = build(target, import_target(target), None)
-    made.to(torch.device(device))
-    batches = [inputs_of(made, phase, None, 0, draw) for draw in (0, 1)]
-    reference = Reference(made, phase, (batches[0], batches[1]), 0, [])
-    found = []
+    def gradients() -> list[Any]:
+        torch.manual_seed(0)
+        model.zero_grad()
+        module.get_loss(model(*inputs), inputs).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    first, found = gradients(), []
     for _ in range(calls):
-        side = reference.another_eager()
-        view = side.view(reference.call(side, 0))
-        apart = relative_differences(reference.expected[0], view)
-        found.append(float(f"{max(apart.values()):.2g}"))
-        del side, view  # as large as the model
+        pairs = zip(first, gradients(), strict=True)
+        apart = [float((a - b).norm() / a.norm()) for a, b in pairs if a.any()]
+        found.append(float(f"{max(apart):.2g}"))
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target")
-    parser.add_argument("--phase", default="train_step")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", help="a model of targets/ with get_loss")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--calls", type=int, default=12)
-    parser.add_argument("--to", type=Path, required=True, help="the JSON")
+    parser.add_argument("--to", type=Path, help="the JSON")
     options = parser.parse_args()
-    about: dict[str, Any] = {"target": Path(options.target).name}
+    found: dict[str, Any] = {"target": options.target}
     context = multiprocessing.get_context("spawn")
     for processes in (1, 3):
-        asked = [(options.target, options.phase, options.device, options.calls)]
+        asked = [(options.target, options.device, options.calls)] * processes
         with context.Pool(processes) as pool:
-            found = pool.starmap(differences, asked * processes, chunksize=1)
-        about[f"{processes} at once"] = found
-        print(processes, found, flush=True)
-    import torch
-
-    on_gpu = options.device.startswith("cuda")
-    about["machine"] = torch.cuda.get_device_name() if on_gpu else "CPU"
-    about["torch"] = torch.__version__
-    options.to.write_text(json.dumps(about, indent=1) + "\n")
+            found[f"{processes} at once"] = pool.starmap(
+                differences, asked, chunksize=1
+            )
+    print(json.dumps(found))
+    if options.to:
+        data = json.loads(options.to.read_text()) if options.to.exists() else {}
+        write(options.to, {**data, "by_itself": found})
 
 
 if __name__ == "__main__":

@@ -34,14 +34,9 @@ class Liars:
     scans: Mapping[str, str] = field(default_factory=dict)
     has_products: bool = True
 
-    def sized(self) -> dict[str, tuple[str, float]]:
-        """The kind and the size of an error, by the name of its backend."""
-        return {
-            f"{kind}_{size:g}": (kind, size) for kind in self.scans for size in SIZES
-        }
-
     def backends(self) -> tuple[str, ...]:
-        return (CONTROL, *self.lies, *self.sized())
+        sized = (f"{kind}_{size:g}" for kind in self.scans for size in SIZES)
+        return (CONTROL, *self.lies, *sized)
 
 
 LIARS: Mapping[str, Liars] = {
@@ -112,6 +107,7 @@ LIARS: Mapping[str, Liars] = {
 class Honest:
     """A model of ``targets/``, and the phases in which settings of it are verified."""
 
+    target: str
     words: str
     phases: tuple[str, ...]
     has_convolutions: bool = False
@@ -119,21 +115,22 @@ class Honest:
 
 _BOTH = ("forward", "train_step")
 HONEST: Mapping[str, Honest] = {
-    "gpt2": Honest("GPT-2, AdamW", _BOTH),
-    "bert": Honest("BERT with dropout, AdamW", _BOTH),
-    "vit": Honest("ViT, AdamW", _BOTH),
-    "t5": Honest("T5, AdamW", _BOTH),
-    "resnet18": Honest("ResNet-18, SGD with momentum", _BOTH, has_convolutions=True),
-    "resnet50": Honest("ResNet-50, SGD with momentum", _BOTH, has_convolutions=True),
-    "unet": Honest("a UNet with attention, AdamW", _BOTH, has_convolutions=True),
-    "tokens": Honest("GPT-2 that returns argmax over its vocabulary", ("forward",)),
-    "value": Honest("a value head in bfloat16, one number for each row", _BOTH),
-    "item": Honest("a step that returns loss.item()", ("step",)),
+    "gpt2": Honest("gpt2.py", "GPT-2, AdamW", _BOTH),
+    "bert": Honest("bert.py", "BERT with dropout, AdamW", _BOTH),
+    "vit": Honest("vit.py", "ViT, AdamW", _BOTH),
+    "t5": Honest("t5.py", "T5, AdamW", _BOTH),
+    "resnet18": Honest("resnet.py", "ResNet-18, SGD with momentum", _BOTH, True),
+    "resnet50": Honest("resnet.py:resnet50", "ResNet-50, the same", _BOTH, True),
+    "unet": Honest("unet.py", "a UNet with attention, AdamW", _BOTH, True),
+    "tokens": Honest("gpt2.py:tokens", "GPT-2 that returns its argmax", ("forward",)),
+    "value": Honest("value.py", "a value head in bfloat16", _BOTH),
+    "item": Honest("item.py", "a step that returns loss.item()", ("step",)),
     "scaled": Honest(
-        "a step under autocast that accumulates, clips and returns .item()", ("step",)
+        "scaled.py",
+        "a step under autocast that accumulates, clips and returns .item()",
+        ("step",),
     ),
 }
-"""By the name of the file."""
 
 
 def honest_settings(

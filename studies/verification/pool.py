@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -34,45 +34,29 @@ class Task:
     phase: str
     config: Mapping[str, Any]
     about: Mapping[str, Any]
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str]
 
 
 def results(
-    tasks: Sequence[Task], devices: Sequence[str], jobs: int, seed: int, ends: float
+    tasks: Sequence[Task], devices: Sequence[str], jobs: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each task that has ended by ``ends`` (of ``time.monotonic``).
+    """A row for each task; ``devices`` as ``cpu`` or ``cuda:1``, one for each job in turns."""
+    free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+    for number in range(jobs):
+        free.put(_Process(devices[number % len(devices)], seed))
 
-    ``devices``: one for each job in turns, as ``cpu`` or ``cuda:1``.
-    """
-    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
-    rows: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    def result(task: Task) -> dict[str, Any]:
+        process = free.get()
+        try:
+            return process.result(task)
+        finally:
+            free.put(process)
 
-    def work(number: int) -> None:
-        with contextlib.ExitStack() as stack:
-            device = devices[number % len(devices)]
-            process = stack.enter_context(_Process(device, seed))
-            while time.monotonic() < ends:
-                try:
-                    task = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                row = process.result(task, min(ends, time.monotonic() + _TRIAL_S))
-                if row["outcome"] != "timeout" or time.monotonic() < ends:
-                    rows.put(row)
-        rows.put(None)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(jobs)]
-    for thread in threads:
-        thread.start()
-    left = len(threads)
-    while left:
-        row = rows.get()
-        if row is None:
-            left -= 1
-        else:
-            yield row
+    with ThreadPoolExecutor(jobs) as threads:
+        for done in as_completed([threads.submit(result, task) for task in tasks]):
+            yield done.result()
+    for _ in range(jobs):
+        free.get().end()
 
 
 class _Process:
@@ -83,13 +67,7 @@ class _Process:
         self._seed = seed
         self._child: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def end(self) -> None:
         if self._child:
             self._child.kill()
             self._child.wait()
@@ -107,36 +85,31 @@ class _Process:
             env={**os.environ, **one_thread, **visible, **more},
         )
 
-    def result(self, task: Task, ends: float) -> dict[str, Any]:
+    def result(self, task: Task) -> dict[str, Any]:
         """The row of a task; a crash or a hang is one too."""
-        began, row = time.monotonic(), {**task.about, "config": dict(task.config)}
         self._child = child = self._child or self._started(task.environment)
         assert child.stdin
         assert child.stdout
-        asked = {
-            "target": task.target,
-            "phase": task.phase,
-            "config": dict(task.config),
-            "device": self._kind,
-            "seed": self._seed,
-            "environment": dict(task.environment),
-        }
-        late = threading.Timer(max(0.0, ends - began), child.kill)
-        late.start()
+        asked = dataclasses.asdict(task) | {"device": self._kind, "seed": self._seed}
+        is_late = threading.Event()
+
+        def late() -> None:
+            is_late.set()
+            child.kill()
+
+        timer = threading.Timer(_TRIAL_S, late)
+        timer.start()
         try:
             child.stdin.write(json.dumps(asked) + "\n")
             child.stdin.flush()
             told = child.stdout.readline()
         except OSError:
             told = ""
-        late.cancel()
-        seconds = round(time.monotonic() - began, 2)
-        if not told:
-            is_late = time.monotonic() >= ends
-            self._end()
-            outcome = "timeout" if is_late else "crashed"
-            return {**row, "outcome": outcome, "message": "", "seconds": seconds}
-        return {**row, **json.loads(told), "seconds": seconds}
+        timer.cancel()
+        if told:
+            return {**task.about, **json.loads(told)}
+        self.end()
+        return {**task.about, "outcome": "timeout" if is_late.is_set() else "crashed"}
 
 
 # In the child --------------------------------------------------------------------------------
@@ -158,19 +131,14 @@ def _trial(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     import torch._dynamo
     from torch._dynamo.backends.registry import _COMPILER_FNS
 
-    from autocompile.protocol import requests
     from autocompile.trial import worker
 
     os.environ.update(asked.pop("environment"))
+    del asked["about"]
     torch._dynamo.list_backends(None)  # registers torch's own
     before, modules, path = set(_COMPILER_FNS), set(sys.modules), list(sys.path)
     torch._dynamo.reset()
-    config = asked.pop("config")
-    # Before a race was a trial with several sides, a request had one setting.
-    has_sides = hasattr(requests.TrialRequest, "kind") and "sides" in (
-        requests.TrialRequest.__dataclass_fields__
-    )
-    asked |= {"sides": [{"config": config}]} if has_sides else {"config": config}
+    asked |= {"sides": [{"config": asked.pop("config")}]}
     # A model that has its own batch size ignores this one.
     asked |= {"kind": "trial", "number": 0, "batch_size": 4, "limits": _MOMENT}
     (folder / "request.json").write_text(json.dumps(asked))
@@ -185,18 +153,11 @@ def _trial(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     result = json.loads(printed.getvalue().splitlines()[-1])
-    return {
-        "outcome": _end_of(result, "outcome"),
-        "message": _end_of(result, "message"),
-    }
-
-
-def _end_of(result: dict[str, Any], name: str) -> Any:
-    """A fact of the setting where it has failed, else of the trial."""
-    sides = result.get("sides") or [{}]
-    if result["outcome"] == "ok" and sides[0].get("outcome", "ok") != "ok":
-        return sides[0].get(name)
-    return result.get(name)
+    if result["outcome"] == "ok" and result.get("sides"):
+        result = result["sides"][0]  # where the setting has failed, its own words
+    said = {"outcome": result.get("outcome", "ok")}
+    message = (result.get("message") or "").partition("\n")[0][:120]
+    return {**said, "message": message} if message else said
 
 
 if __name__ == "__main__":

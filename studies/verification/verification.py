@@ -1,26 +1,26 @@
 """Which errors are found, and which right settings are refused?
 
-    python studies/verification/verification.py liars --to FOLDER [--device cuda --jobs 14]
-    python studies/verification/verification.py honest --to FOLDER [--models gpt2,bert]
-    python studies/verification/verification.py table FOLDER ...
+    python studies/verification/verification.py liars --to FILE [--device cuda --jobs 14]
+    python studies/verification/verification.py honest --to FILE [--models gpt2,bert]
+    python studies/verification/verification.py table FILE ...
 
-Each trial is what the search asks of a child (pool.py). ``liars`` and ``honest`` write ``liars.json``
-and ``honest.json``; a later call adds to them. ``--device cuda:0,cuda:1`` takes several GPUs.
+Each trial is what the search asks of a child (pool.py). ``liars`` and ``honest`` are lists of one
+JSON file; a later call replaces one of them. ``--device cuda:0,cuda:1`` takes several GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,91 +29,139 @@ sys.path.insert(0, str(HERE))
 
 import catalogue  # noqa: E402
 import pool  # noqa: E402
-import tables  # noqa: E402
 
-_ON_CPU = {"VERIFICATION_SMALL": "1"}
-
-
-@dataclasses.dataclass
-class Asked:
-    """What the command line says of all runs."""
-
-    device: str
-    seed: int
-    phases: tuple[str, ...]  # none: all
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.startswith("cuda")
+_FOUND = ("wrong_output", "stale_weights")
+_JUDGED = (*_FOUND, "ok")
+Rows = Sequence[Mapping[str, Any]]
 
 
-def liar_tasks(asked: Asked, only: list[str]) -> Iterator[pool.Task]:
+def liar_tasks(only: list[str], on_gpu: bool) -> Iterator[pool.Task]:
     """A trial for each lie in each precision."""
-    for name, each in catalogue.LIARS.items():
-        for precision in (catalogue.FLOAT32, catalogue.BFLOAT16):
-            if name not in only:
-                continue
-            is_low = precision == catalogue.BFLOAT16
+    for name in only:
+        each = catalogue.LIARS[name]
+        for usual in (catalogue.FLOAT32, catalogue.BFLOAT16):
+            is_low = usual == catalogue.BFLOAT16
             target = f"{name}_bfloat16" if is_low else name
-            ways: list[dict[str, str]] = [{}]
+            ways: dict[str, dict[str, str]] = {usual: {}}
             if each.has_products and not is_low:
-                ways.append({"autocast": "bfloat16"})
-                ways += [{"precision": "high"}] if asked.on_gpu else []
-            for backend, way in itertools.product(each.backends(), ways):
-                seen = precision_of(way, precision)
+                ways[catalogue.AUTOCAST] = {"autocast": "bfloat16"}
+                if on_gpu:
+                    ways[catalogue.TF32] = {"precision": "high"}
+            for backend, (precision, way) in itertools.product(
+                each.backends(), ways.items()
+            ):
                 yield pool.Task(
                     f"{HERE / 'lies.py'}:{target}",
                     each.phase,
                     {"backend": backend, **way},
-                    {"target": name, "lie": backend, "precision": seen},
+                    {"target": name, "lie": backend, "precision": precision},
                     {"VERIFICATION_TARGET": target},
                 )
 
 
-def honest_tasks(asked: Asked, only: list[str]) -> Iterator[pool.Task]:
+def honest_tasks(only: list[str], on_gpu: bool) -> Iterator[pool.Task]:
     """A trial for each compiled setting of each model in each phase."""
-    for name, model in catalogue.HONEST.items():
-        for phase in model.phases if name in only else ():
-            spec = str(HERE / "targets" / f"{name}.py")
-            if asked.phases and phase not in asked.phases:
-                continue
-            for config in catalogue.honest_settings(model, phase, asked.on_gpu):
-                yield pool.Task(spec, phase, config, {"model": name, "phase": phase})
+    small = {} if on_gpu else {"VERIFICATION_SMALL": "1"}
+    for name in only:
+        model = catalogue.HONEST[name]
+        for phase in model.phases:
+            about = {"model": name, "phase": phase}
+            for config in catalogue.honest_settings(model, phase, on_gpu):
+                about["config"] = config
+                target = str(HERE / "targets" / model.target)
+                yield pool.Task(target, phase, config, dict(about), small)
 
 
-def precision_of(config: Mapping[str, Any], usual: str) -> str:
-    if "autocast" in config:
-        return catalogue.AUTOCAST
-    return catalogue.TF32 if "precision" in config else usual
-
-
-def machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> dict[str, str]:
     """What it runs on, as a process of its own sees it: this one keeps off the GPU."""
-    look = f"""
-import json, os, platform, torch
-on_gpu = {device.startswith("cuda")}
-name = torch.cuda.get_device_name({device!r}) if on_gpu else platform.machine()
-print(json.dumps({{"machine": f"{{name}}, {{os.cpu_count()}} cores", "device": {device!r},
-    "torch": torch.__version__, "python": platform.python_version()}}))
-"""
+    look = "import torch; print(torch.__version__, end=' ')"
+    look += "" if device == "cpu" else "; print(torch.cuda.get_device_name())"
     done = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, check=True
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    version, _, name = done.stdout.strip().partition(" ")
+    name = platform.machine() if device == "cpu" else name
+    return {"machine": f"{name}, {os.cpu_count()} cores", "torch": version}
+
+
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a file with a line for each row."""
+    parts = []
+    for name, value in data.items():
+        text = json.dumps(value)
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "\n ]"
+        parts.append(f' "{name}": {text}')
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+# Tables ---------------------------------------------------------------------------------
+
+
+def answer(data: Mapping[str, Any]) -> dict[str, int]:
+    """How many lies are told and found, how many right settings judged and refused."""
+    named = {lie for each in catalogue.LIARS.values() for lie in each.lies}
+    lies = [row["outcome"] for row in data["liars"] if row["lie"] in named]
+    controls = [row for row in data["liars"] if row["lie"] == catalogue.CONTROL]
+    right = [row["outcome"] for row in (*controls, *data["honest"])]
+    return {
+        "told": sum(outcome in _JUDGED for outcome in lies),
+        "found": sum(outcome in _FOUND for outcome in lies),
+        "judged": sum(outcome in _JUDGED for outcome in right),
+        "refused": sum(outcome in _FOUND for outcome in right),
+        "without a judgement": sum(outcome not in _JUDGED for outcome in right),
+    }
+
+
+def by_lie(data: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, str]]:
+    """Of each target and backend the outcomes by precision."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in data["liars"]:
+        of_lie = found.setdefault((row["target"], row["lie"]), {})
+        of_lie[row["precision"]] = row["outcome"]
     return found
 
 
-def add(path: Path, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
-    """Write the rows; those that a file has of other runs stay."""
+def sizes(data: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Of each kind of error the smallest size from which on every one is found, by precision."""
+    outcomes = by_lie(data)
+    found: dict[str, dict[str, str]] = {}
+    for target, each in catalogue.LIARS.items():
+        for kind, text in each.scans.items():
+            tried = {s: outcomes[target, f"{kind}_{s:g}"] for s in catalogue.SIZES}
+            found[text] = {}
+            for precision in tried[1.0]:
+                missed = [s for s, own in tried.items() if own[precision] not in _FOUND]
+                above = [s for s in tried if s > max(missed, default=0.0)]
+                found[text][precision] = f"{min(above):g}" if above else "none"
+    return found
 
-    def trial_of(row: Mapping[str, Any]) -> str:
-        names = ("target", "model", "phase", "lie", "precision", "config")
-        return json.dumps([row.get(name) for name in names], sort_keys=True)
 
-    new = {trial_of(row) for row in rows}
-    kept = json.loads(path.read_text())["rows"] if path.exists() else []
-    every = [row for row in kept if trial_of(row) not in new] + rows
-    path.write_text(json.dumps({**about, "rows": every}, indent=1) + "\n")
+def line(head: str, cells: Mapping[str, str]) -> str:
+    each = (cells.get(precision, "") for precision in catalogue.PRECISIONS)
+    return f"| {head} | {' | '.join(each)} |"
+
+
+def show(path: Path) -> None:
+    """Print the tables of a file in Markdown."""
+    data = json.loads(path.read_text())
+    print(f"\n**{data['machine']}**: {answer(data)}\n")
+    print(line("wrong program", {p: p for p in catalogue.PRECISIONS}))
+    print("|---" * 5 + "|")
+    outcomes = by_lie(data)
+    for target, each in catalogue.LIARS.items():
+        lies = {catalogue.CONTROL: f"(none: {each.phase}, {target})", **each.lies}
+        for lie, text in lies.items():
+            print(line(text, outcomes[target, lie]))
+    for text, of_kind in sizes(data).items():
+        print(line(f"{text}, from this size on", of_kind))
+    counts = Counter(
+        (row["model"], row["phase"], row["outcome"]) for row in data["honest"]
+    )
+    print("\n| right settings of | phase | outcome | count |\n|---|---|---|---|")
+    for (model, *rest), count in sorted(counts.items()):
+        words = catalogue.HONEST[model].words
+        print(f"| {words} | {' | '.join(rest)} | {count} |")
 
 
 def main() -> None:
@@ -123,45 +171,39 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, known in (("liars", catalogue.LIARS), ("honest", catalogue.HONEST)):
         one = commands.add_parser(name)
-        one.add_argument("--to", type=Path, required=True, help="folder of the JSON")
+        one.add_argument("--to", type=Path, required=True, help="the JSON")
         one.add_argument("--device", default="cpu")
         one.add_argument("--jobs", type=int, default=2, help="trials side by side")
-        one.add_argument("--seconds", type=float, default=1e9, help="of all runs")
         one.add_argument("--seed", type=int, default=0)
-        one.add_argument("--phases", default="", help="of right settings, with commas")
         one.add_argument("--models", default=",".join(known), help="names, with commas")
     one = commands.add_parser("table")
-    one.add_argument("folders", type=Path, nargs="+", help="the columns, in order")
+    one.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "table":
-        tables.show(options.folders)
+        for path in options.files:
+            show(path)
         return
-    to = options.to.absolute()
-    to.mkdir(parents=True, exist_ok=True)
-    package = HERE.parents[1]
-    sys.path.insert(0, str(package))
-    places = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = options.to.absolute()
+    package = str(HERE.parents[1])
+    sys.path.insert(0, package)
+    places = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
-    os.environ.update({} if options.device.startswith("cuda") else _ON_CPU)
-    phases = tuple(filter(None, options.phases.split(",")))
-    asked = Asked(options.device, options.seed, phases)
-    only = options.models.split(",")
+    devices = options.device.split(",")
     tasks_of = {"liars": liar_tasks, "honest": honest_tasks}[options.command]
-    rows: list[dict[str, Any]] = []
+    tasks = list(tasks_of(options.models.split(","), devices[0] != "cpu"))
+    random.Random(options.seed).shuffle(tasks)
+    data = (
+        json.loads(path.read_text()) if path.exists() else {"liars": [], "honest": []}
+    )
+    data |= {**machine(devices[0]), options.command: []}
     # Away from the checkout: Python looks into the current folder first.
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        devices = options.device.split(",")
-        about = machine(devices[0])
-        tasks = list(tasks_of(asked, only))
-        # Where the time ends, what was tried is a sample of all.
-        random.Random(options.seed).shuffle(tasks)
-        ends = time.monotonic() + options.seconds
-        for row in pool.results(tasks, devices, options.jobs, options.seed, ends):
-            rows.append(row)
-            print(f"{row['outcome']:14} {row}", flush=True)
-            add(to / f"{options.command}.json", rows, about)
-    print(f"{len(rows)} of {len(tasks)} trials: {to / options.command}.json")
+        for row in pool.results(tasks, devices, options.jobs, options.seed):
+            print(json.dumps(row), flush=True)
+            data[options.command].append(row)
+            write(path, data)
+        os.chdir(package)
 
 
 if __name__ == "__main__":

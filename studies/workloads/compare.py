@@ -16,7 +16,6 @@ import functools
 import importlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+RECORD = HERE / "workloads.json"
 _LONGEST_S = 120  # of a program
 BY_HAND: dict[str, dict[str, Any]] = {
     "eager": {},
@@ -53,15 +53,10 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
     import autocompile
 
     torch.manual_seed(0)
-    model, phase, tuned = (
-        workload.get_model().to(device),
-        workload.PHASE,
-        how.get("tuned"),
-    )
-    choices = (
-        json.loads(Path(tuned).read_text())["phases"].get(phase) if tuned else None
-    )
-    is_whole = bool(choices) and choices[0]["config"].get("scope") == "step"
+    model, phase, tuned = workload.get_model().to(device), workload.PHASE, None
+    if "tuned" in how:
+        tuned = json.loads(Path(how["tuned"]).read_text())["phases"].get(phase)
+    is_whole = bool(tuned) and tuned[0]["config"].get("scope") == "step"
     pad = workload.bucket if how.get("bucket") else lambda inputs: inputs
 
     def forward(inputs: Any) -> Any:
@@ -71,8 +66,8 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
         model = torch.compile(model, **how["compile"])
     if phase == "forward":
         model.eval()
-        if choices:
-            autocompile.apply(model, tuned, phase)
+        if tuned:
+            autocompile.apply(model, how["tuned"], phase)
         return torch.no_grad()(lambda inputs: forward(pad(inputs)))
 
     optimizer = workload.get_optimizer(model)
@@ -85,17 +80,14 @@ def call_of(workload: Any, how: dict[str, Any], device: str) -> Callable[[Any], 
         return loss.detach()
 
     model.train()
-    if choices:
-        applied = autocompile.apply(
-            step if is_whole else model, tuned, phase, optimizer=optimizer
-        )
+    if tuned:
+        what = step if is_whole else model
+        applied = autocompile.apply(what, how["tuned"], phase, optimizer=optimizer)
         return applied if is_whole else step
     return step
 
 
-def run_one(
-    name: str, how: dict[str, Any], seed: int, options: Any
-) -> dict[str, float]:
+def run_one(name: str, how: dict[str, Any], seed: int, options: Any) -> dict[str, Any]:
     """Seconds of the calls of one program in this process."""
     import torch
 
@@ -104,13 +96,11 @@ def run_one(
 
     @functools.cache  # values make no difference, and thousands of batches may not fit a GPU
     def inputs_of(size: Any) -> Any:
-        return torch.utils._pytree.tree_map(
-            lambda x: x.to(device), workload.batch(size)
-        )
+        batch = workload.batch(size)
+        return torch.utils._pytree.tree_map(lambda x: x.to(device), batch)
 
-    calls = [
-        inputs_of(size) for size in workload.sizes(options.first + options.next, seed)
-    ]
+    sizes = workload.sizes(options.first + options.next, seed)
+    calls = [inputs_of(size) for size in sizes]
     call = call_of(workload, how, options.device)
     times = []
     for part in (calls[: options.first], calls[options.first :]):
@@ -119,147 +109,114 @@ def run_one(
         for inputs in part:
             call(inputs)
         synchronize()
-        times.append(time.perf_counter() - began)
+        times.append(round(time.perf_counter() - began, 4))
     return {"first_s": times[0], "next_s": times[1]}
 
 
-def in_process(how: dict[str, Any], seed: int, options: Any) -> dict[str, float]:
-    """:func:`run_one` in a process of its own, whose compiler cache is empty."""
-    one = [sys.executable, __file__, options.workload, "--one", json.dumps([how, seed])]
-    one += [
-        "--device",
-        options.device,
-        "--first",
-        str(options.first),
-        "--next",
-        str(options.next),
-    ]
+def in_process(command: list[str]) -> dict[str, Any]:
+    """What a process says in its last line, whose compiler cache is empty."""
     with tempfile.TemporaryDirectory() as cache:
-        env = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "TRITON_CACHE_DIR": cache,
-        }
+        caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
         try:
             done = subprocess.run(
-                one, env=env, capture_output=True, text=True, timeout=_LONGEST_S
+                [sys.executable, *command],
+                env={**os.environ, **caches},
+                capture_output=True,
+                text=True,
+                timeout=_LONGEST_S,
             )
         except subprocess.TimeoutExpired:
-            return {"error": f"it did not end in {_LONGEST_S} s"}  # type: ignore[dict-item]
+            return {"error": f"it did not end in {_LONGEST_S} s"}
     if done.returncode:
-        return {"error": done.stderr.strip()[-300:]}  # type: ignore[dict-item]
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return {"error": done.stderr.strip()[-300:]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def pick(target: Path, more: list[str], folder: Path, options: Any) -> dict[str, Any]:
-    """What a tune picks: the exported file as a program, and what the report says of it."""
-    command = [
-        sys.executable,
-        "-m",
-        "autocompile",
-        "tune",
-        str(target),
-        "--device",
-        options.device,
-    ]
-    command += ["--phase", importlib.import_module(options.workload).PHASE, "--wait"]
-    command += ["--budget", options.budget, "--run-dir", str(folder), *more]
-    began, quiet = time.monotonic(), {"stdin": subprocess.DEVNULL, "text": True}
-    done = subprocess.run(command, capture_output=True, **quiet)  # type: ignore[call-overload]
-    print(done.stdout + done.stderr[-3000:], flush=True)
-    if done.returncode:
-        raise SystemExit(
-            f"the tune found nothing: a longer --budget than {options.budget}?"
-        )
+def pick(target: Path, folder: Path, *options: str) -> tuple[Path, dict[str, Any]]:
+    """What a tune picks: the exported file, and what the report says of it."""
+    autocompile, file = [sys.executable, "-m", "autocompile"], folder / "tuned.json"
+    tune = [*autocompile, "tune", str(target), "--run-dir", str(folder), *options]
+    subprocess.run(tune, stdin=subprocess.DEVNULL, check=True)
+    export = [*autocompile, "export", str(folder), "-o", str(file)]
+    subprocess.run(export, stdin=subprocess.DEVNULL, check=True)
     (phase,) = json.loads((folder / "report.json").read_text())["phases"].values()
-    answer = phase["answer"]
-    found = {key: answer["best"][key] for key in ("config", "speedup")}
-    found |= {
-        "confidence": answer["confidence"],
-        "wall_s": round(time.monotonic() - began, 1),
-    }
-    file = folder / "tuned.json"
-    export = [
-        sys.executable,
-        "-m",
-        "autocompile",
-        "export",
-        str(folder),
-        "-o",
-        str(file),
-    ]
-    done = subprocess.run(export, capture_output=True, **quiet)  # type: ignore[call-overload]
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return {**found, "tuned": str(file)}
+    best, word = phase["answer"]["best"], phase["answer"]["confidence"]["word"]
+    speedup = [round(best["speedup"][name], 4) for name in ("value", "low", "high")]
+    return file, {"label": best["label"], "speedup": speedup, "confidence": word}
+
+
+def machine(device: str) -> dict[str, str]:
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device != "cpu" else "a CPU"
+    return {"machine": f"{name}, {os.cpu_count()} cores", "torch": torch.__version__}
+
+
+def record(name: str, found: dict[str, Any]) -> None:
+    """Replace one entry of the JSON."""
+    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    RECORD.write_text(json.dumps({**known, name: found}, indent=1) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", choices=("encoder", "detector", "last_batch"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", default="5m", help="of each tune")
     parser.add_argument("--processes", type=int, default=3, help="of each program")
-    parser.add_argument(
-        "--first", type=int, default=200, help="calls, those that compile included"
-    )
+    parser.add_argument("--first", type=int, default=200, help="calls, with compiling")
     parser.add_argument("--next", type=int, default=2000, help="calls after them")
-    parser.add_argument(
-        "--to", type=Path, help="WORKLOAD_DEVICE.json beside this script"
-    )
     parser.add_argument("--one", help="run one program (for the script itself)")
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     if options.one:
         print(json.dumps(run_one(options.workload, *json.loads(options.one), options)))
         return
-    import torch
-
     workload, is_gpu = (
         importlib.import_module(options.workload),
         options.device != "cpu",
     )
-    of_machine = (
-        torch.cuda.get_device_name(options.device) if is_gpu else platform.machine()
-    )
+    left_out = {"powers of two"} if not hasattr(workload, "bucket") else set()
+    left_out |= set() if is_gpu else {"reduce-overhead"}
+    programs = {name: how for name, how in BY_HAND.items() if name not in left_out}
+    calls = ["--first", str(options.first), "--next", str(options.next)]
     data: dict[str, Any] = {
-        "machine": f"{of_machine}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "calls": {"first": options.first, "next": options.next},
+        **machine(options.device),
+        "calls": [options.first, options.next],
         "budget": options.budget,
         "picks": {},
         "seconds": {},
     }
-    left_out = {"powers of two"} if not hasattr(workload, "bucket") else set()
-    left_out |= set() if is_gpu else {"reduce-overhead"}
-    programs = {name: how for name, how in BY_HAND.items() if name not in left_out}
+    common = ["--device", options.device, "--phase", workload.PHASE, "--wait"]
+    common += ["--budget", options.budget]
     with tempfile.TemporaryDirectory() as folder:
         one, all_of = Path(folder) / "one.py", HERE / f"{options.workload}.py"
         one.write_text(ONE_SHAPE.format(folder=str(HERE), workload=options.workload))
         for name, target, more in (
             ("pick of one shape", one, []),
             ("pick of the workload", all_of, []),
-            (
-                f"pick, horizon {options.first}",
-                all_of,
-                ["--horizon", str(options.first)],
-            ),
+            ("pick with horizon", all_of, ["--horizon", str(options.first)]),
         ):
-            found = pick(target, more, Path(folder) / str(len(programs)), options)
-            programs[name] = {"tuned": found.pop("tuned")}
-            data["picks"][name] = found
-        for seed in range(
-            10, 10 + options.processes
-        ):  # in turns, so that load affects all alike
+            run = Path(folder) / str(len(programs))
+            file, data["picks"][name] = pick(target, run, *common, *more)
+            programs[name] = {"tuned": str(file)}
+        # In turns, so that load affects all alike.
+        for seed in range(10, 10 + options.processes):
             for name, how in programs.items():
-                seconds = in_process(how, seed, options)
+                command = [
+                    __file__,
+                    options.workload,
+                    "--device",
+                    options.device,
+                    *calls,
+                ]
+                seconds = in_process([*command, "--one", json.dumps([how, seed])])
                 data["seconds"].setdefault(name, []).append(seconds)
-                print(
-                    f"{name:24}", *(f"{k} {v}" for k, v in seconds.items()), flush=True
-                )
-    to = options.to or HERE / f"{options.workload}_{options.device.split(':')[0]}.json"
-    to.write_text(json.dumps(data, indent=1) + "\n")
+                print(f"{name:24}", seconds, flush=True)
+    record(f"{options.workload}, {options.device.split(':')[0]}", data)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""GPT-2 with two layers of its full width, and AdamW; its own vocabulary on a GPU."""
+"""GPT-2 with two layers of its full width, and AdamW; its own vocabulary on a GPU.
+
+``tokens`` is the same model that returns the likeliest token at each place, and nothing else.
+"""
 
 import os
 
@@ -22,8 +25,19 @@ class Net(torch.nn.Module):
         return self.gpt(ids, use_cache=False).logits
 
 
+class Tokens(Net):
+    """Tokens ``[texts, tokens]``, as integers."""
+
+    def forward(self, ids):
+        return super().forward(ids).argmax(-1)
+
+
 def get_model():
     return Net()
+
+
+def tokens():
+    return Tokens()
 
 
 def get_inputs():

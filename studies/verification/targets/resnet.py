@@ -1,4 +1,7 @@
-"""ResNet-18, and SGD with momentum. Convolutions are in TF32 on a GPU, as is torch's default."""
+"""ResNet-18 and ResNet-50, and SGD with momentum; on a CPU thin, ResNet-50 of one block a stage.
+
+Convolutions are in TF32 on a GPU, as is torch's default.
+"""
 
 import os
 
@@ -7,8 +10,6 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 IS_SMALL = "VERIFICATION_SMALL" in os.environ
 PIXELS, IMAGES, CLASSES = (64, 8, 10) if IS_SMALL else (96, 16, 100)
-DEPTHS, KIND = [2, 2, 2, 2], "basic"
-WIDTHS = [16, 32, 64, 128] if IS_SMALL else [64, 128, 256, 512]
 
 
 class Net(torch.nn.Module):
@@ -30,7 +31,14 @@ class Net(torch.nn.Module):
 
 
 def get_model():
-    return Net(DEPTHS, KIND, WIDTHS)
+    widths = [16, 32, 64, 128] if IS_SMALL else [64, 128, 256, 512]
+    return Net([2, 2, 2, 2], "basic", widths)
+
+
+def resnet50():
+    depths = [1, 1, 1, 1] if IS_SMALL else [3, 4, 6, 3]
+    widths = [32, 64, 128, 256] if IS_SMALL else [256, 512, 1024, 2048]
+    return Net(depths, "bottleneck", widths)
 
 
 def get_inputs():
