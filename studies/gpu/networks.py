@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["MODELS", "Model", "Spec", "settings"]
+TARGETS = Path(__file__).resolve().parent / "targets"
 
 
 @dataclass(frozen=True)
@@ -17,27 +18,31 @@ class Model:
     """One network and phase.
 
     Attributes:
-        name: of its file in ``targets/``.
-        device: ``cuda``.
         phase: ``forward``, ``train_step`` or ``optimizer_step``.
-        blocks: where its repeated blocks stand, as attribute names; empty if it has none.
-        has_convolutions: whether a memory format matters.
+        blocks: where its repeated blocks stand; empty if it has none.
         gpu_gb: more than one process of it holds on the GPU.
-        draws: whether it draws random numbers (dropout), so that losses agree roughly only.
+        has_convolutions: whether a memory format matters.
+        file: in ``targets/``, if it is not called after the network.
+        size: for STUDY_SIZE in the environment, which the file reads.
     """
 
     name: str
-    device: str
     phase: str
-    blocks: tuple[str, ...] = ()
-    has_convolutions: bool = False
+    blocks: str = ""
     gpu_gb: int = 4
-    draws: bool = False
+    has_convolutions: bool = False
+    file: str = ""
+    size: str = ""
 
     @property
-    def target(self) -> str:
-        """Its file, relative to this folder."""
-        return f"targets/{self.name}.py"
+    def path(self) -> Path:
+        """Its target."""
+        return TARGETS / f"{self.file or self.name}.py"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to build it."""
+        return {"STUDY_SIZE": self.size}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,6 @@ class Spec:
             ``tensor_lr``, ``compiled`` (its step is compiled by itself).
         memory_format: of weights and inputs.
         freezing: Inductor takes the weights as constants.
-        threads: of torch on a CPU; 0 for its own choice.
     """
 
     name: str
@@ -61,82 +65,47 @@ class Spec:
     optimizer: str = "target"
     memory_format: str = ""
     freezing: bool = False
-    threads: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-_GPU = (
-    Model("gpt2_step", "cuda", "train_step", ("gpt.transformer.h",), gpu_gb=9),
-    Model("llama_decode", "cuda", "forward", ("blocks",), gpu_gb=3),
+_BERT, _GPT2 = "bert.bert.encoder.layer", "gpt.transformer.h"
+_LLAMA, _VIT, _WHISPER = "llama.model.layers", "vit.vit.layers", "encoder.layers"
+_ALL = (
+    Model("gpt2_step", "train_step", _GPT2, 9),
+    Model("bert_step", "train_step", _BERT, 6),
+    Model("resnet_step", "train_step", "", 9, has_convolutions=True),
+    Model("vit_step", "train_step", _VIT, 8),
+    Model("llama_prefill", "forward", _LLAMA, 3),
+    Model("llama_decode", "forward", "blocks", 3),
+    Model("vit_forward", "forward", _VIT, 2),
+    Model("convnext_forward", "forward", "", 2, has_convolutions=True),
+    Model("whisper_encoder", "forward", _WHISPER, 3),
+    Model("ppo_cnn", "forward", "", 2, has_convolutions=True),
+    Model("ppo_adam", "optimizer_step", "", 2),
+    # The large ones
+    Model("gpt2_medium_step", "train_step", _GPT2, 20, file="gpt2_step", size="medium"),
+    Model("recommender_step", "train_step", "", 6),
+    Model("t5_step", "train_step", "", 16),
+    Model("vit_large_step", "train_step", _VIT, 20, file="vit_step", size="large"),
     Model(
-        "bert_step",
-        "cuda",
-        "train_step",
-        ("bert.bert.encoder.layer",),
-        gpu_gb=6,
-        draws=True,
+        "whisper_large", "forward", _WHISPER, 6, file="whisper_encoder", size="large"
     ),
-    Model("resnet_step", "cuda", "train_step", has_convolutions=True, gpu_gb=9),
-    Model("llama_prefill", "cuda", "forward", ("llama.model.layers",), gpu_gb=3),
-    Model(
-        "vit_forward",
-        "cuda",
-        "forward",
-        ("vit.vit.layers", "vit.vit.encoder.layer"),
-        gpu_gb=2,
-    ),
-    Model("ppo_cnn", "cuda", "forward", has_convolutions=True, gpu_gb=2),
-    Model("ppo_adam", "cuda", "optimizer_step", gpu_gb=2),
-    Model("whisper_encoder", "cuda", "forward", ("encoder.layers",), gpu_gb=3),
-    Model("convnext_forward", "cuda", "forward", has_convolutions=True, gpu_gb=2),
-    Model(
-        "vit_step",
-        "cuda",
-        "train_step",
-        ("vit.vit.layers", "vit.vit.encoder.layer"),
-        gpu_gb=8,
-    ),
-    Model("llama_1b_prompt", "cuda", "forward", ("llama.model.layers",), gpu_gb=9),
-    Model(
-        "gpt2_medium_step",
-        "cuda",
-        "train_step",
-        ("gpt.transformer.h",),
-        gpu_gb=20,
-        draws=True,
-    ),
-    Model(
-        "vit_large_step",
-        "cuda",
-        "train_step",
-        ("vit.vit.layers", "vit.vit.encoder.layer"),
-        gpu_gb=20,
-    ),
-    Model("recommender_step", "cuda", "train_step", gpu_gb=6),
-    Model(
-        "t5_step",
-        "cuda",
-        "train_step",
-        ("t5.encoder.block", "t5.decoder.block"),
-        gpu_gb=16,
-        draws=True,
-    ),
-    Model("unet_large", "cuda", "forward", has_convolutions=True, gpu_gb=8),
-    Model("llama_1b_token", "cuda", "forward", ("blocks",), gpu_gb=9),
-    Model("whisper_large_encoder", "cuda", "forward", ("encoder.layers",), gpu_gb=6),
+    Model("unet_large", "forward", "", 8, has_convolutions=True),
+    Model("llama_1b_prompt", "forward", _LLAMA, 9, file="llama_prefill", size="1b"),
+    Model("llama_1b_token", "forward", "blocks", 9, file="llama_decode", size="1b"),
 )
-MODELS: Mapping[str, Model] = {model.name: model for model in _GPU}
+MODELS: Mapping[str, Model] = {model.name: model for model in _ALL}
 
 _OVERHEAD = {"mode": "reduce-overhead"}
 _AUTOTUNE = {"mode": "max-autotune"}
 _DESCENT = {"options": {"coordinate_descent_tuning": True, "triton.cudagraphs": True}}
-_LAST = "channels_last"
+_LAST = {"memory_format": "channels_last"}
 
 
 def settings(model: Model) -> list[Spec]:
-    """Those that are compared, the most telling first."""
+    """Those that are compared."""
     if model.phase == "optimizer_step":
         return _of_optimizer()
     if model.phase == "train_step":
@@ -148,59 +117,53 @@ def _of_optimizer() -> list[Spec]:
     return [
         Spec("eager"),
         Spec("eager fused", optimizer="fused"),
-        Spec("compile", "step"),
-        Spec("reduce-overhead capturable", "step", _OVERHEAD, "capturable"),
-        Spec("compile capturable", "step", {}, "capturable"),
-        Spec("compile tensor_lr", "step", {}, "tensor_lr"),
-        Spec("max-autotune capturable", "step", _AUTOTUNE, "capturable"),
         Spec("eager for_loop", optimizer="for_loop"),
         Spec("eager capturable", optimizer="capturable"),
+        Spec("compile", "step"),
+        Spec("compile tensor_lr", "step", {}, "tensor_lr"),
+        Spec("compile capturable", "step", {}, "capturable"),
+        Spec("reduce-overhead capturable", "step", _OVERHEAD, "capturable"),
+        Spec("max-autotune capturable", "step", _AUTOTUNE, "capturable"),
     ]
 
 
 def _of_training(model: Model) -> list[Spec]:
-    is_adam = "resnet" not in model.name  # torch's SGD has nothing to make capturable
+    # torch's SGD has nothing to make capturable
+    capturable = "fused" if model.name == "resnet_step" else "capturable"
     found = [
         Spec("eager"),
-        Spec("max-autotune fused", "model", _AUTOTUNE, "fused"),
         Spec("eager fused", optimizer="fused"),
         Spec("compile", "model"),
         Spec("compile fused", "model", {}, "fused"),
         Spec("reduce-overhead fused", "model", _OVERHEAD, "fused"),
+        Spec("reduce-overhead compiled", "model", _OVERHEAD, "compiled"),
+        Spec("descent fused", "model", _DESCENT, "fused"),
+        Spec("max-autotune fused", "model", _AUTOTUNE, "fused"),
         Spec("step", "step"),
         Spec("step fused", "step", {}, "fused"),
-        Spec(
-            "reduce-overhead capturable",
-            "step",
-            _OVERHEAD,
-            "capturable" if is_adam else "fused",
-        ),
-        Spec("descent fused", "model", _DESCENT, "fused"),
-        Spec("reduce-overhead compiled", "model", _OVERHEAD, "compiled"),
+        Spec("reduce-overhead capturable", "step", _OVERHEAD, capturable),
     ]
     if model.blocks:
-        found.insert(7, Spec("blocks fused", "blocks", {}, "fused"))
+        found.append(Spec("blocks fused", "blocks", {}, "fused"))
     return found
 
 
 def _of_forward(model: Model) -> list[Spec]:
     found = [
         Spec("eager"),
-        Spec("max-autotune", "model", _AUTOTUNE),
+        Spec("cudagraphs", "model", {"backend": "cudagraphs"}),
         Spec("compile", "model"),
         Spec("reduce-overhead", "model", _OVERHEAD),
-        Spec("descent", "model", _DESCENT),
-        Spec("cudagraphs", "model", {"backend": "cudagraphs"}),
         Spec("frozen reduce-overhead", "model", _OVERHEAD, freezing=True),
+        Spec("descent", "model", _DESCENT),
+        Spec("max-autotune", "model", _AUTOTUNE),
     ]
     if model.blocks:
         found.append(Spec("blocks", "blocks"))
     if model.has_convolutions:
         found += [
-            Spec("eager channels_last", memory_format=_LAST),
-            Spec("compile channels_last", "model", memory_format=_LAST),
-            Spec(
-                "reduce-overhead channels_last", "model", _OVERHEAD, memory_format=_LAST
-            ),
+            Spec("eager channels_last", **_LAST),
+            Spec("compile channels_last", "model", **_LAST),
+            Spec("reduce-overhead channels_last", "model", _OVERHEAD, **_LAST),
         ]
     return found

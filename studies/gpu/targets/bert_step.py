@@ -1,25 +1,17 @@
 """BERT-base as it is fine-tuned: 16 sentences of 128 tokens, bfloat16 autocast, AdamW."""
 
-import os
-
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-BATCH, TOKENS = (2, 16) if IS_SMALL else (16, 128)
-SIZES = (
-    {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96}
-    if IS_SMALL
-    else {}
-)
+BATCH, TOKENS = 16, 128
 
 
 class Net(torch.nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
-        self.bert = BertForSequenceClassification(BertConfig(**SIZES))
+        self.bert = BertForSequenceClassification(BertConfig())
 
     def forward(self, input_ids, attention_mask):
         with torch.autocast(input_ids.device.type, dtype=torch.bfloat16):

@@ -1,19 +1,31 @@
-"""GPT-2 with six layers (82 M parameters), a training step in bfloat16 autocast with AdamW."""
+"""GPT-2 as it is trained: bfloat16 autocast, AdamW.
+
+Six layers (82 M parameters) without dropout; with ``STUDY_SIZE=124m`` twelve, with
+``STUDY_SIZE=medium`` 355 M parameters and dropout.
+"""
+
+import os
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BATCH, TOKENS = 8, 512
+TOKENS, WORDS = 512, 50257
+NO_DROPOUT = {"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
+# The batch, and what differs from GPT-2's own configuration.
+SIZES = {
+    "": (8, {"n_layer": 6, **NO_DROPOUT}),
+    "124m": (8, NO_DROPOUT),
+    "medium": (4, {"n_layer": 24, "n_embd": 1024, "n_head": 16}),
+}
+BATCH, CONFIG = SIZES[os.environ.get("STUDY_SIZE", "")]
 
 
 class Net(torch.nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
-        self.gpt = GPT2LMHeadModel(
-            GPT2Config(n_layer=6, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
-        )
+        self.gpt = GPT2LMHeadModel(GPT2Config(**CONFIG))
 
     def forward(self, ids):
         with torch.autocast(ids.device.type, dtype=torch.bfloat16):
@@ -25,7 +37,7 @@ def get_model():
 
 
 def get_inputs():
-    return (torch.randint(0, 50257, (BATCH, TOKENS)),)
+    return (torch.randint(0, WORDS, (BATCH, TOKENS)),)
 
 
 def get_optimizer(model):
@@ -34,6 +46,5 @@ def get_optimizer(model):
 
 def get_loss(logits, inputs):
     targets = inputs[0][:, 1:].reshape(-1)
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].reshape(-1, 50257).float(), targets
-    )
+    words = logits[:, :-1].reshape(-1, WORDS).float()
+    return torch.nn.functional.cross_entropy(words, targets)

@@ -1,30 +1,25 @@
 """A LLaMA of 350 M parameters, a training step in bfloat16 autocast with AdamW."""
 
-import os
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-LAYERS, WIDTH = (2, 64) if IS_SMALL else (22, 1024)
-BATCH, TOKENS, WORDS = (2, 16, 1000) if IS_SMALL else (4, 1024, 32000)
+BATCH, TOKENS, WORDS = 4, 1024, 32000
 
 
 class Net(torch.nn.Module):
-    """What is trained."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
-        self.llama = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=WORDS,
-                hidden_size=WIDTH,
-                intermediate_size=11 * WIDTH // 4,
-                num_hidden_layers=LAYERS,
-                num_attention_heads=16,
-                num_key_value_heads=16,
-            )
+        config = LlamaConfig(
+            vocab_size=WORDS,
+            hidden_size=1024,
+            intermediate_size=2816,
+            num_hidden_layers=22,
+            num_attention_heads=16,
+            num_key_value_heads=16,
         )
+        self.llama = LlamaForCausalLM(config)
 
     def forward(self, ids):
         with torch.autocast(ids.device.type, dtype=torch.bfloat16):

@@ -1,6 +1,7 @@
-"""The same shape writes one token: keys and values of 512 positions stand in a static cache.
+"""A LLaMA-shaped decoder writes one token: keys and values stand in a static cache, bfloat16.
 
-A call writes what belongs to its position and reads the rest, so that it can be repeated.
+12 layers of 1024 and 512 positions; with ``STUDY_SIZE=1b`` 1.4 billion parameters and 1,024. A call
+writes what belongs to its position and reads the rest, so that it can be repeated.
 """
 
 import os
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-LAYERS, WIDTH, HEADS, WORDS = (2, 64, 4, 1000) if IS_SMALL else (12, 1024, 16, 32000)
-POSITIONS, POSITION = (32, 16) if IS_SMALL else (512, 256)
+SIZES = {"": (12, 1024, 512), "1b": (24, 2048, 1024)}
+LAYERS, WIDTH, POSITIONS = SIZES[os.environ.get("STUDY_SIZE", "")]
+POSITION = POSITIONS // 2
+HEADS, WORDS = 16, 32000
 SIZE = WIDTH // HEADS
 
 

@@ -1,24 +1,27 @@
-"""A LLaMA-shaped decoder (12 layers of 1024, bfloat16) that reads a prompt of 256 tokens."""
+"""A LLaMA-shaped decoder that reads a prompt, bfloat16.
+
+12 layers of 1024 and 256 tokens; with ``STUDY_SIZE=1b`` 1.3 billion parameters and 512.
+"""
 
 import os
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-LAYERS, WIDTH, WORDS = (2, 64, 1000) if IS_SMALL else (12, 1024, 32000)
-TOKENS = 16 if IS_SMALL else 256
+SIZES = {"": (12, 1024, 2816, 256), "1b": (24, 2048, 5504, 512)}
+LAYERS, WIDTH, BETWEEN, TOKENS = SIZES[os.environ.get("STUDY_SIZE", "")]
+WORDS = 32000
 
 
 class Net(torch.nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
         config = LlamaConfig(
             vocab_size=WORDS,
             hidden_size=WIDTH,
-            intermediate_size=11 * WIDTH // 4,
+            intermediate_size=BETWEEN,
             num_hidden_layers=LAYERS,
             num_attention_heads=16,
             num_key_value_heads=16,

@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Net(nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()

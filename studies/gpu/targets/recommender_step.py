@@ -1,12 +1,10 @@
 """A recommender: 26 tables, two stacks of layers and their products, float32, Adam, 2,048 rows."""
 
 import itertools
-import os
 
 import torch
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-ROWS, ENTRIES = (16, 100) if IS_SMALL else (2048, 100_000)
+ROWS, ENTRIES = 2048, 100_000
 TABLES, WIDTH, NUMBERS = 26, 64, 13
 
 
@@ -18,7 +16,7 @@ def stack(*widths):
 
 
 class Net(torch.nn.Module):
-    """What is trained."""
+    """The network."""
 
     def __init__(self):
         super().__init__()

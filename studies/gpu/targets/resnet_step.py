@@ -1,16 +1,11 @@
 """ResNet-50 as it is trained: 64 images, bfloat16 autocast, channels last, SGD with momentum."""
 
-import os
-
 import torch
 from torchvision.models import resnet50
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-BATCH, PIXELS = (2, 64) if IS_SMALL else (64, 224)
-
 
 class Net(torch.nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +21,7 @@ def get_model():
 
 
 def get_inputs():
-    images = torch.randn(BATCH, 3, PIXELS, PIXELS)
+    images = torch.randn(64, 3, 224, 224)
     return (images.to(memory_format=torch.channels_last),)
 
 

@@ -1,12 +1,9 @@
 """A robot's policy (20 M parameters): camera features and joints become a chunk of actions."""
 
-import os
-
 import torch
 from torch import nn
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-LAYERS, WIDTH = (2, 64) if IS_SMALL else (5, 512)
+LAYERS, WIDTH = 5, 512
 BATCH, CAMERAS, PATCHES, JOINTS, CHUNK = 8, 2, 49, 14, 50
 
 

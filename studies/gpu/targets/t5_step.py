@@ -1,28 +1,23 @@
 """T5-base (223 M parameters) as it is trained: dropout, bfloat16 autocast, AdamW, 8 x 256 tokens."""
 
-import os
-
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-BATCH, TOKENS = (2, 16) if IS_SMALL else (8, 256)
-LAYERS, WIDTH = (2, 64) if IS_SMALL else (12, 768)
-WORDS = 1000 if IS_SMALL else 32128
+BATCH, TOKENS, WORDS = 8, 256, 32128
 
 
 class Net(torch.nn.Module):
-    """What is trained."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
         config = T5Config(
             vocab_size=WORDS,
-            d_model=WIDTH,
+            d_model=768,
             d_kv=64,
-            d_ff=4 * WIDTH,
-            num_layers=LAYERS,
-            num_heads=WIDTH // 64,
+            d_ff=3072,
+            num_layers=12,
+            num_heads=12,
         )
         self.t5 = T5ForConditionalGeneration(config)
 

@@ -1,14 +1,11 @@
 """A UNet of a diffusion model (820 M parameters) as it is served: four latents of 64 x 64, bfloat16."""
 
-import os
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-WIDTH, PIXELS, BATCH = (16, 16, 1) if IS_SMALL else (320, 64, 4)
-TEXT, WORDS = (32, 7) if IS_SMALL else (768, 77)
+WIDTH, PIXELS, BATCH = 320, 64, 4
+TEXT, WORDS = 768, 77
 STEPS = (1, 2, 4, 4)  # of width, from the top to the bottom
 WITH_ATTENTION = (True, True, True, False)
 HEADS = 8

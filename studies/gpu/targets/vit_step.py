@@ -1,25 +1,25 @@
-"""ViT-B/16 as it is trained: 32 images, bfloat16 autocast, AdamW."""
+"""ViT-B/16 as it is trained: 32 images, bfloat16 autocast, AdamW; ``STUDY_SIZE=large``: ViT-L."""
 
 import os
 
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-SIZES = (
-    {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96}
-    if IS_SMALL
-    else {}
-)
-BATCH = 2 if IS_SMALL else 32
+LARGE = {
+    "num_hidden_layers": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+}
+CONFIG = {"": {}, "large": LARGE}[os.environ.get("STUDY_SIZE", "")]
 
 
 class Net(torch.nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
-        self.vit = ViTForImageClassification(ViTConfig(num_labels=1000, **SIZES))
+        self.vit = ViTForImageClassification(ViTConfig(num_labels=1000, **CONFIG))
 
     def forward(self, pixels):
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
@@ -31,7 +31,7 @@ def get_model():
 
 
 def get_inputs():
-    return (torch.randn(BATCH, 3, 224, 224),)
+    return (torch.randn(32, 3, 224, 224),)
 
 
 def get_optimizer(model):

@@ -1,27 +1,29 @@
-"""The encoder of Whisper-base as it is served: four recordings of 30 seconds, bfloat16."""
+"""The encoder of Whisper as it is served: recordings of 30 seconds, bfloat16.
+
+Whisper-base and four of them; with ``STUDY_SIZE=large`` Whisper-large (635 M) and two.
+"""
 
 import os
 
 import torch
 from transformers import WhisperConfig, WhisperModel
 
-IS_SMALL = "STUDY_SMALL" in os.environ  # to try the scripts without an accelerator
-LAYERS = 2 if IS_SMALL else 6
-WIDTH = 64 if IS_SMALL else 512
-BATCH = 1 if IS_SMALL else 4
+SIZES = {"": (6, 512, 8, 80, 4), "large": (32, 1280, 20, 128, 2)}
+LAYERS, WIDTH, HEADS, BANDS, BATCH = SIZES[os.environ.get("STUDY_SIZE", "")]
 
 
 class Net(torch.nn.Module):
-    """What is trained or served."""
+    """The network."""
 
     def __init__(self):
         super().__init__()
         config = WhisperConfig(
             d_model=WIDTH,
+            num_mel_bins=BANDS,
             encoder_layers=LAYERS,
             decoder_layers=1,
-            encoder_attention_heads=8,
-            decoder_attention_heads=8,
+            encoder_attention_heads=HEADS,
+            decoder_attention_heads=HEADS,
             encoder_ffn_dim=4 * WIDTH,
             decoder_ffn_dim=4 * WIDTH,
         )
@@ -36,4 +38,4 @@ def get_model():
 
 
 def get_inputs():
-    return (torch.randn(BATCH, 80, 3000, dtype=torch.bfloat16),)
+    return (torch.randn(BATCH, BANDS, 3000, dtype=torch.bfloat16),)
