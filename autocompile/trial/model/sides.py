@@ -365,7 +365,8 @@ class OptimizerStep(Training):
             block = _noise(p.device).roll(number)
             count = -(-p.numel() // block.numel())
             noise = block.repeat(count)[: p.numel()]
-            p.grad = (noise * 1e-2).to(p.dtype).reshape(p.shape)
+            # No view: torch keys compiled code by that, and a backward pass leaves none.
+            p.grad = (noise * 1e-2).to(p.dtype).reshape(p.shape).clone()
 
 
 # Values that the random gradients of all parameters are made of: a CPU draws a billion in seven
