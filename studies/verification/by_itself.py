@@ -1,6 +1,6 @@
 """How far is eager mode from itself while other processes use the GPU?
 
-    python studies/verification/by_itself.py bert --to studies/verification/h200.json
+    python studies/verification/by_itself.py gpt2 --to studies/verification/h200.json
 
 A process makes the same gradients again and again, with the same weights, inputs and random
 numbers, and compares them with those of the first: alone, then beside two others. The largest
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("target", help="a model of targets/ with get_loss")
+    parser.add_argument("target", help="gpt2, resnet, value or vit of targets/")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--calls", type=int, default=12)
     parser.add_argument("--to", type=Path, help="the JSON")
