@@ -174,6 +174,8 @@ def test_answers_for_large_networks_are_those_of_their_file() -> None:
         if "behind" in cell:
             assert f"{100 * behind:.0f} % behind" in cell, (name, behind)
     assert near == 5 and "within 15 % for five of eight" in text
+    after = [row["tune"]["last_result_s"] for row in large.values()]
+    assert f"which take {min(after)} to {max(after)} s" in text
 
 
 def test_the_report_of_the_readme_is_kept() -> None:

@@ -1,6 +1,6 @@
 """What of a gain is left in an algorithm: ``autocompile verify --in-algorithm``, kept.
 
-    autocompile tune studies/rllib/breakout.py --phase forward_exploration --phase optimizer_step
+    autocompile tune examples/ppo_breakout.py --phase forward_exploration --phase optimizer_step
     autocompile export last -o tuned.json
     python studies/rllib/measure.py breakout tuned.json     (adds a process to cpu.json)
     python studies/rllib/measure.py                         (prints the table)
