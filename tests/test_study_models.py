@@ -1,18 +1,21 @@
-"""The models of studies/search: their settings can be made, differ, and suit what is timed."""
+"""The tables of studies/search: their settings can be made, differ, and suit what is timed."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import ROOT
 
 from autocompile.runtime.compiling import blocks_in_words
 from autocompile.runtime.optimizers import implementations
-from autocompile.settings.config import EAGER
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import Place, why_not
 
 
@@ -26,9 +29,11 @@ def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load(ROOT / "studies/search/models.py", monkeypatch)
+SEARCH = ROOT / "studies/search"
+
+
+def tables(device: str) -> dict[str, dict[str, Any]]:
+    return json.loads((SEARCH / f"{device}.json").read_text("utf-8"))["tables"]
 
 
 def place_of(
@@ -56,24 +61,23 @@ def place_of(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_settings_suit_their_model(
-    models: ModuleType, device: str, monkeypatch: pytest.MonkeyPatch
+    device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, model in models.MODELS.items():
-        place = place_of(name, model.phase, device, ROOT / model.target, monkeypatch)
-        found = models.settings(model, device)
+    for name, table in tables(device).items():
+        phase = table["phase"]
+        path = SEARCH / "targets" / f"{name}.py"
+        place = place_of(name, phase, device, path, monkeypatch)
+        found = [CompileConfig.from_dict(r["config"], phase) for r in table["rows"]]
         refused = {c.label(): why for c in found if (why := why_not(c, place))}
         assert not refused, (name, refused)
-        assert found[0] == EAGER
-        assert 15 <= len(found) == len(set(found)) <= 20, (name, len(found))
-        # What a model could make use of is tried.
-        assert any(c.scope == "regional" for c in found) == bool(
-            place.regions and place.phase != "optimizer_step"
-        ), (name, place.regions)
-        assert any(c.memory_format == "channels_last" for c in found) == (
-            place.has_convolutions and place.phase != "optimizer_step"
-        ), name
+        assert found[0] == EAGER and CompileConfig() in (
+            dataclasses.replace(c, scope="model") for c in found
+        )
+        assert 13 <= len(found) == len(set(found)) <= 20, (name, len(found))
+        assert len({row["batch_size"] for row in table["rows"]}) == 1, name
 
 
-def test_every_target_is_in_the_table(models: ModuleType) -> None:
-    files = {path.stem for path in (ROOT / "studies/search/targets").glob("*.py")}
-    assert set(models.MODELS) == files
+def test_every_target_has_a_table() -> None:
+    files = {path.stem for path in (SEARCH / "targets").glob("*.py")}
+    assert set(tables("cpu")) == files
+    assert set(tables("cuda")) < files

@@ -13,13 +13,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import models
 from learn import tables
 
 from autocompile.search.effects import _PER_ROOT_S
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.tasks.operators import operators_of
 
+HERE = Path(__file__).resolve().parent
 PLAIN = ({}, {"scope": "step"})  # of a training step the whole
 
 
@@ -31,12 +31,13 @@ def factor(row: dict[str, Any]) -> float:
 def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, table in tables("search", "cpu").items():
-        model = models.MODELS[name]
-        if model.layers == "optimizer" or name.startswith("ppo"):
+        phase = table["phase"]
+        if phase == "optimizer_step" or name.startswith("ppo"):
             continue
         (plain,) = (row for row in table["rows"] if row["config"] in PLAIN)
-        target = build(model.target, import_target(model.target), None)
-        operators = operators_of(target, model.phase, model.batch_size, 0)
+        path = str(HERE / "targets" / f"{name}.py")
+        target = build(path, import_target(path), None)
+        operators = operators_of(target, phase, plain["batch_size"], 0)
         assert operators
         expected_s = round(_PER_ROOT_S * math.sqrt(operators), 2)
         row = {"model": name, "operators": operators, "compile_s": plain["compile_s"]}
@@ -44,7 +45,7 @@ def main() -> None:
         print(rows[-1])
     print(f"{len(rows)} models, at most a factor of {max(map(factor, rows)):.2f} apart")
     text = ",\n".join(f" {json.dumps(row)}" for row in rows)
-    (Path(__file__).parent / "operators.json").write_text(f"[\n{text}\n]\n")
+    (HERE / "operators.json").write_text(f"[\n{text}\n]\n")
 
 
 if __name__ == "__main__":

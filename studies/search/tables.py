@@ -1,10 +1,11 @@
-"""Measure complete tables: every setting of a model, in several fresh processes.
+"""Measure complete tables again: every setting of a model, in several fresh processes.
 
     python studies/search/tables.py --model convnet,adam
 
-Of each setting first one cold trial, as a search makes it. Then sets of fresh processes in which
-all settings that work take turns block by block with eager mode (those that set something for the
-whole process, in one of their own). A table of the model that is in the file already is replaced.
+Phase, batch size and settings are those that the recorded table of the model names; for another
+model, write a table that names them. Of each setting first one cold trial, as a search makes it.
+Then sets of fresh processes in which all settings that work take turns block by block with eager
+mode (those that set something for the whole process, in one of their own).
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     (str(ROOT), os.environ.get("PYTHONPATH", ""))
 )
-
-from models import MODELS, Model, settings  # noqa: E402
 
 from autocompile.execute.executor import Ended, Ending, Job  # noqa: E402
 from autocompile.execute.job import JobFactory  # noqa: E402
@@ -47,7 +46,6 @@ from autocompile.store.record import Checks, RunFolder  # noqa: E402
 
 SETS, ROUNDS, SET_S = 3, 12, 20.0
 TIMEOUT_S = 200.0
-DEFAULTS = CompileConfig().to_dict()
 
 
 def run(executor: LocalExecutor, job: Job) -> Ending:
@@ -59,37 +57,42 @@ def run(executor: LocalExecutor, job: Job) -> Ending:
 
 
 def cold_row(
-    model: Model, config: CompileConfig, factory: JobFactory, executor: LocalExecutor
+    table: dict[str, Any],
+    row: dict[str, Any],
+    factory: JobFactory,
+    executor: LocalExecutor,
 ) -> dict[str, Any]:
-    """Make a trial of the search; what is kept of it."""
+    """Make a trial of the search with the setting of a row; what is kept of it."""
+    config = CompileConfig.from_dict(row["config"], table["phase"])
     request = TrialRequest(
         header=factory.header,
         number=factory.next_number(),
-        phase=model.phase,
+        phase=table["phase"],
         sides=(Side(config),),
-        batch_size=model.batch_size,
-        calls_per_update=model.calls_per_update,
+        batch_size=row["batch_size"],
+        calls_per_update=table.get("calls_per_update"),
     )
     ending = run(executor, factory.job(request, alone=True))
     said = of_only_side(ending.payload)
-    setting = Setting(config, model.batch_size, model.phase)
+    setting = Setting(config, row["batch_size"], table["phase"])
     record = to_record(-1, setting, dataclasses.replace(ending, payload=said))
-    row = {
+    seen = {
         "number": request.number,
-        "config": {k: v for k, v in config.to_dict().items() if v != DEFAULTS[k]},
-        "batch_size": model.batch_size,
+        "config": row["config"],
+        "batch_size": row["batch_size"],
         "outcome": ending.outcome.value,
         "seconds": round(ending.wall_s, 2),
         "compile_s": record.compile_s and round(record.compile_s, 2),
         "message": ending.message[:200],
         "refresh_s": said.get("refresh_s"),
     }
-    print(f"  {row['outcome']:14} {row['seconds']:6.1f} s  {config.label()}")
-    return {name: value for name, value in row.items() if value not in (None, "")}
+    print(f"  {seen['outcome']:14} {seen['seconds']:6.1f} s  {config.label()}")
+    kept = ("batch_size",)
+    return {k: v for k, v in seen.items() if k in kept or v not in (None, "")}
 
 
 def add_set(
-    model: Model,
+    phase: str,
     rows: list[dict[str, Any]],
     number: int,
     factory: JobFactory,
@@ -103,7 +106,7 @@ def add_set(
     for group in (together, *([row] for row in alone)):
         sides = [
             Side(
-                CompileConfig.from_dict(row["config"]),
+                CompileConfig.from_dict(row["config"], phase),
                 row["number"],
                 str(factory.cache_of(row["number"])),
                 True,
@@ -114,9 +117,9 @@ def add_set(
         request = TrialRequest(
             header=factory.header,
             number=factory.next_number(),
-            phase=model.phase,
+            phase=phase,
             sides=tuple(sides),
-            batch_size=model.batch_size,
+            batch_size=group[0]["batch_size"],
             limits=TimingLimits.exactly(ROUNDS, SET_S),
         )
         ending = run(executor, factory.job(request, alone=True))
@@ -141,27 +144,23 @@ def add_set(
             row.setdefault("sets", []).append(seen)
 
 
-def table(model: Model, device: str) -> dict[str, Any]:
-    """Measure a model."""
-    header = Header(str(ROOT / model.target), device)
+def measured(name: str, table: dict[str, Any], device: str) -> dict[str, Any]:
+    """A table with what its settings take now."""
+    phase = table["phase"]
+    header = Header(str(HERE / "targets" / f"{name}.py"), device)
     executor = LocalExecutor(jobs=1)
     try:
         with tempfile.TemporaryDirectory(prefix="autocompile-table-") as scratch:
             folder = RunFolder(Path(scratch))
             folder.create()
             factory = JobFactory(folder, header, TIMEOUT_S, None, _next=1)
-            request = ProbeRequest(
-                header=header, phases=(model.phase,), batch_size=model.batch_size or 4
-            )
+            request = ProbeRequest(header=header, phases=(phase,), batch_size=4)
             probe = run(executor, factory.probe_job(request, compiles=True))
             if "environment" not in probe.payload:
-                raise SystemExit(f"{model.name}: {probe.outcome.value} {probe.message}")
-            rows = [
-                cold_row(model, config, factory, executor)
-                for config in settings(model, device)
-            ]
+                raise SystemExit(f"{name}: {probe.outcome.value} {probe.message}")
+            rows = [cold_row(table, row, factory, executor) for row in table["rows"]]
             for number in range(SETS):
-                add_set(model, rows, number, factory, executor)
+                add_set(phase, rows, number, factory, executor)
     finally:
         executor.close()
     for row in rows:
@@ -171,39 +170,28 @@ def table(model: Model, device: str) -> dict[str, Any]:
             row["log_speedup"] = round(log, 5)
         else:
             row.pop("sets", None)
-    kind = "forward" if model.phase.startswith("forward") else model.phase
-    if kind == "forward":
-        kind += "/conv" if model.layers == "conv" else "/other"
     seen = probe.payload["environment"]
-    return {
-        "machine": f"{seen['device_name']}, {seen['cores']} cores",
-        "torch": seen["torch"],
-        "phase": model.phase,
-        "kind": f"{device}/{kind}",
-        "calls_per_update": model.calls_per_update,
-        "rows": rows,
-    }
+    machine = f"{seen['device_name']}, {seen['cores']} cores"
+    return {**table, "machine": machine, "torch": seen["torch"], "rows": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    usual = ",".join(MODELS)
-    parser.add_argument(
-        "--model", default=usual, help="names, with commas; all if left out"
-    )
+    parser.add_argument("--model", help="names, with commas; all if left out")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--to", type=Path, help="DEVICE.json beside this script")
+    parser.add_argument("--to", type=Path, help="the JSON, if not DEVICE.json")
     options = parser.parse_args()
-    path = options.to or HERE / f"{options.device}.json"
-    known = json.loads(path.read_text())["tables"] if path.exists() else {}
-    for name in options.model.split(","):
+    path = HERE / f"{options.device}.json"
+    tables = json.loads(path.read_text())["tables"]
+    for name in options.model.split(",") if options.model else list(tables):
         began = time.monotonic()
-        known[name] = table(MODELS[name], options.device)
+        tables[name] = measured(name, tables[name], options.device)
         print(f"{name}: {time.monotonic() - began:.0f} s")
-        lines = [f" {json.dumps(n)}: {json.dumps(t)}" for n, t in sorted(known.items())]
-        path.write_text('{"tables": {\n' + ",\n".join(lines) + "\n}}\n")
+        lines = [f" {json.dumps(n)}: {json.dumps(t)}" for n, t in tables.items()]
+        text = '{"tables": {\n' + ",\n".join(lines) + "\n}}\n"
+        (options.to or path).write_text(text)
 
 
 if __name__ == "__main__":
