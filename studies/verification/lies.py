@@ -104,41 +104,23 @@ class Training(nn.Module):
         return self.head(self.blocks(self.words(tokens)).mean(1))
 
 
-def answers() -> nn.Module:
-    return Answers()
+MODELS = {
+    "answers": Answers,
+    "cache": Caching,
+    "training": Training,
+    "stepping": Training,
+}
 
 
-def cache() -> nn.Module:
-    return Caching()
-
-
-def training() -> nn.Module:
-    return Training()
-
-
-def stepping() -> nn.Module:
-    return Training()
-
-
-def answers_bfloat16() -> nn.Module:
-    return Answers().bfloat16()
-
-
-def cache_bfloat16() -> nn.Module:
-    return Caching().bfloat16()
-
-
-def training_bfloat16() -> nn.Module:
-    return Training().bfloat16()
-
-
-def stepping_bfloat16() -> nn.Module:
-    return Training().bfloat16()
+def get_model() -> nn.Module:
+    """The model that ``VERIFICATION_TARGET`` names, in bfloat16 if it ends so."""
+    name, _, low = os.environ["VERIFICATION_TARGET"].partition("_")
+    model = MODELS[name]()
+    return model.bfloat16() if low else model
 
 
 def get_inputs() -> Any:
-    """The inputs of the model that ``VERIFICATION_TARGET`` names."""
-    name = os.environ["VERIFICATION_TARGET"].removesuffix("_bfloat16")
+    name, _, _ = os.environ["VERIFICATION_TARGET"].partition("_")
     if name == "answers":
         codes = 10 * torch.eye(CODES, 32)[torch.randint(CODES, (LABELS,))]
         return {

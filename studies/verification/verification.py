@@ -51,7 +51,7 @@ def liar_tasks(only: list[str], on_gpu: bool) -> Iterator[pool.Task]:
                 each.backends(), ways.items()
             ):
                 yield pool.Task(
-                    f"{HERE / 'lies.py'}:{target}",
+                    str(HERE / "lies.py"),
                     each.phase,
                     {"backend": backend, **way},
                     {"target": name, "lie": backend, "precision": precision},

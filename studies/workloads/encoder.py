@@ -11,18 +11,8 @@ import torch
 from torch import nn
 
 # Share of batches by the longest of their sentences, in tokens: most are short, few are long.
-HISTOGRAM = {
-    16: 8,
-    24: 14,
-    32: 20,
-    40: 17,
-    48: 13,
-    64: 12,
-    96: 8,
-    128: 5,
-    192: 2,
-    256: 1,
-}
+BINS = (16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+SHARES = (8, 14, 20, 17, 13, 12, 8, 5, 2, 1)
 ROWS, WORDS = 4, 2000
 WIDTH, LAYERS = (768, 12) if torch.cuda.is_available() else (128, 4)
 PHASE, USUAL = "forward", 32
@@ -35,21 +25,15 @@ class Layer(nn.Module):
         super().__init__()
         self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.narrow = (
-            nn.Linear(WIDTH, 4 * WIDTH),
-            nn.Linear(4 * WIDTH, WIDTH),
-        )
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         rows, tokens, width = hidden.shape
-        parts = (
-            self.qkv(self.before(hidden))
-            .view(rows, tokens, 3, -1, 64)
-            .permute(2, 0, 3, 1, 4)
-        )
-        seen = nn.functional.scaled_dot_product_attention(
-            *parts.unbind(0), attn_mask=mask
-        )
+        parts = self.qkv(self.before(hidden)).view(rows, tokens, 3, -1, 64)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        attend = nn.functional.scaled_dot_product_attention
+        seen = attend(query, key, value, attn_mask=mask)
         hidden = hidden + self.out(seen.transpose(1, 2).reshape(rows, tokens, width))
         return hidden + self.narrow(nn.functional.gelu(self.wide(self.after(hidden))))
 
@@ -78,12 +62,11 @@ def get_model() -> nn.Module:
 def sizes(count: int, seed: int) -> list[int]:
     """Lengths of batches as of a corpus: a bin of the histogram, and a place within it."""
     generator = torch.Generator().manual_seed(seed)
-    bins = [*HISTOGRAM]
-    weights = torch.tensor([*HISTOGRAM.values()], dtype=torch.float)
-    drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
+    shares = torch.tensor(SHARES, dtype=torch.float)
+    drawn = torch.multinomial(shares, count, replacement=True, generator=generator)
     found = []
     for number in drawn.tolist():
-        low, high = (bins[number - 1] if number else 8), bins[number]
+        low, high = (BINS[number - 1] if number else 8), BINS[number]
         found.append(int(torch.randint(low + 1, high + 1, (1,), generator=generator)))
     return found
 
