@@ -81,6 +81,8 @@ def _works_compiled(row: _Found) -> Iterator[str]:
         yield f"{row['outcome']} in {row['step']}: {row['message']}"
         if row["where"]:
             yield row["where"]
+        if row["outcome"] == "compile_error":
+            yield "→ autocompile doctor   (what works on this machine)"
         return
     graphs = text.many(row["graphs"], "graph")
     breaks = text.many(row["graph_breaks"], "graph break")

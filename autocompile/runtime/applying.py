@@ -192,7 +192,7 @@ def _let_threads_look_up() -> None:
     """Let threads look compiled code up at once, for all code of the process.
 
     torch (2.13) moves what it finds to the front of a list that other threads walk, who then miss
-    theirs and compile it again, up to the limit of programs (studies/soak).
+    theirs and compile it again, up to the limit of programs (studies/threads_of_a_server).
     """
     frames: Any = torch._C._dynamo.eval_frame
     if moves := getattr(frames, "_set_lru_cache", None):

@@ -39,6 +39,18 @@ def register_backend_of(name: str) -> None:
             raise ImportError(f"{package}: {type(error).__name__}: {error}") from error
 
 
+def missing_compiler(device: torch.device) -> str:
+    """Why Inductor can compile nothing for a CPU here; empty if it can."""
+    if device.type != "cpu":
+        return ""
+    exceptions = importlib.import_module("torch._inductor.exc")
+    try:
+        importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
+    except exceptions.InvalidCxxCompiler:
+        return "no C++ compiler was found: neither g++ nor what CXX names"
+    return ""
+
+
 def compile_function(
     function: Callable[..., Any],
     config: CompileConfig,

@@ -73,6 +73,7 @@ BACKENDS: Mapping[str, Backend] = {
         has_modes=True,
         by_inductor=True,
         variants=_INDUCTOR,
+        asks="autocompile.runtime.compiling:missing_compiler",
         todo="install a C++ compiler (g++ or clang++), on a GPU also triton",
     ),
     "cudagraphs": Backend(

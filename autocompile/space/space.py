@@ -342,9 +342,7 @@ def _values(
     every = dimension.tried(place)
     reason = dimension.missing(place)
     if not reason and dimension.by_name:
-        reason = (
-            f"{dimension.flag} only by name, since it changes numbers"
-        )
+        reason = f"{dimension.flag} only by name, since it changes numbers"
     if reason and len(every) > 1:
         dropped[reason] += len(every) - 1
     return every[:1] if reason else every

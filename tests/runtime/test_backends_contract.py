@@ -317,6 +317,19 @@ def test_a_float_may_change(compiler: Compile) -> None:
         agree(scaled, compiled, images(4), by)
 
 
+@without_variants
+def test_a_number_that_is_read_from_a_tensor_may_change(compiler: Compile) -> None:
+    """What comes after it is a graph of its own, which is compiled again for another number."""
+
+    def by_its_mean(x: torch.Tensor) -> torch.Tensor:
+        by = x.mean().item()
+        return (x * by if by > 0 else x).softmax(-1)
+
+    compiled = compiler(by_its_mean)
+    for shift in (0.1, 0.3, -0.2, 0.5):
+        agree(by_its_mean, compiled, images(4) + shift)
+
+
 def test_several_models_may_meet_new_shapes_in_several_threads(
     compiler: Compile,
 ) -> None:

@@ -149,6 +149,8 @@ def _program_of(
 ) -> torch.export.ExportedProgram:
     module = _AsModule(function)
     exported = torch.export.export(module, tuple(tensors), strict=False)
+    # With them torch 2.13 writes guards, which name variables of Dynamo's frame. It checks its own.
+    exported._example_inputs = None
     # Without in-place operators, which these decompositions replace.
     program: torch.export.ExportedProgram = exported.run_decompositions({})
     _demand_pure(program)
