@@ -47,7 +47,9 @@ def profile(
     events = list(seen.events())
     found = _of_operators([e for e in events if e.name.startswith("aten::")])
     if is_cuda:
-        kernels = [e for e in events if e.device_type.name == "CUDA"]
+        # An annotation, as of an optimizer's step, spans kernels and the gaps between them.
+        on_gpu = [e for e in events if e.device_type.name == "CUDA"]
+        kernels = [e for e in on_gpu if not e.is_user_annotation]
         spans = [(e.time_range.start, e.time_range.end) for e in kernels]
         found["kernels"] = len(kernels)
         found["busy_share"] = min(1.0, covered(spans) / 1e6 / call_s)
