@@ -41,7 +41,7 @@ _FLOAT32 = 1e-4
 _MULTIPLE = 3.0
 # Of a gradient. A backward pass sums over samples and positions, in another order on each side, and
 # how sums round inside the tries do not show: on an H200 gradients of right settings were up to 7.5
-# apart as a whole, and 12.3 in a slice (studies/verification/h200/multiples.json).
+# apart as a whole, and 12.3 in a slice (`multiples` in studies/verification/h200.json).
 _OF_GRADIENT = 15.0
 # More for a mean over few numbers: this over their count. The scale is a mean over some tries
 # itself, so the ratio has the tails of Student's t. With ``_MULTIPLE`` it is ten for one number.

@@ -68,8 +68,8 @@ _FIRST_CALLS = 3
 # that state.
 _FIRST_STEPS = 2
 # Before a setting is refused, eager is run so many times more without rounding otherwise: gradients
-# of a step moved by a hundredth in some calls while others used the GPU (by_itself.json in
-# studies/verification/h200).
+# of a step moved by a hundredth in some calls while others used the GPU (`by_itself` in
+# studies/verification/h200.json).
 _AGAIN = 8
 # Of the length of all gradients: where rounding moves them by more, only their lengths say much.
 _MOST_ROUNDING = 0.5
