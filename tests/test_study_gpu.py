@@ -13,7 +13,7 @@ from conftest import ROOT
 
 STUDIES = ROOT / "studies"
 GPU = STUDIES / "gpu"
-BY_HAND = {path.stem: path for path in (GPU / "h100").glob("*.json")}
+BY_HAND = json.loads((GPU / "h100.json").read_text("utf-8"))
 OF_ONE_HOST = json.loads((GPU / "ranks" / "two_h200.json").read_text("utf-8"))
 IN_WORDS = {
     "reduce-overhead capturable": "whole step with graphs",
@@ -70,7 +70,7 @@ def times(value: float) -> str:
 
 def by_hand(name: str) -> tuple[float, dict[str, float]]:
     """Eager mode of all processes, and each setting's fastest process, in milliseconds."""
-    rows = json.loads(BY_HAND[name].read_text())["rows"]
+    rows = BY_HAND[name]["rows"]
     eager = median(ms for row in rows for ms in row.get("eager_ms", ()))
     ms: dict[str, float] = {}
     for row in rows:
@@ -103,7 +103,7 @@ def test_settings_by_hand_are_those_of_their_file(name: str) -> None:
     ):
         own = found(ms, *names)
         if own is None:
-            rows = json.loads(BY_HAND[name].read_text())["rows"]
+            rows = BY_HAND[name]["rows"]
             late = [r["message"] for r in rows if "max-autotune" in r["setting"]]
             assert [cell] == (late or ["not tried"]), name
         else:
@@ -194,7 +194,7 @@ def test_the_networks_have_targets_and_their_recorded_settings() -> None:
         specs = {spec.name: spec for spec in networks["settings"](model)}
         assert len(specs) == len(networks["settings"](model))
         if model.name in BY_HAND:
-            for row in json.loads(BY_HAND[model.name].read_text())["rows"]:
+            for row in BY_HAND[model.name]["rows"]:
                 spec = specs[row["setting"]].to_dict()
                 assert spec.items() <= row["spec"].items(), (model.name, row["setting"])
 
@@ -226,9 +226,10 @@ def test_precisions_bring_what_the_readme_says() -> None:
         "gpt2_step": "GPT-2, 6 layers, 8 x 512",
         "vit_step": "ViT-S, 32 images",
     }
+    recorded = json.loads((GPU / "precision" / "h200.json").read_text("utf-8"))
     alone, compiled, both = [], [], []
     for name, title in titles.items():
-        rows = json.loads((GPU / "precision" / f"{name}.json").read_text())["rows"]
+        rows = recorded[name]["rows"]
         ms = defaultdict(dict)
         for row in rows:
             ms[row["mode"]][row["precision"]] = median(row["ms"])

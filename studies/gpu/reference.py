@@ -279,7 +279,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", help="names, with commas; all if left out")
-    parser.add_argument("--to", type=Path, default=Path(__file__).parent / "h100")
+    parser.add_argument("--to", type=Path, default=Path("h100.json"))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -291,18 +291,18 @@ def main() -> None:
         )
         return
     facts = machine()
-    options.to.mkdir(parents=True, exist_ok=True)
+    every = json.loads(options.to.read_text()) if options.to.exists() else {}
     for name in options.models.split(",") if options.models else MODELS:
         model = MODELS[name]
-        found = {
+        every[name] = {
             "model": name,
             "phase": model.phase,
             "has_convolutions": model.has_convolutions,
             "machine": facts,
             "rows": timed(model, settings(model)),
         }
-        path = options.to / f"{name}.json"
-        path.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+        lines = [f"{json.dumps(n)}: {json.dumps(found)}" for n, found in every.items()]
+        options.to.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -85,10 +85,10 @@ def tuned(model: Model, effort: str) -> dict[str, Any]:
 
 def best_by_hand(model: Model, count: int = 2) -> list[str]:
     """The fastest settings of the recorded reference; without one, all."""
-    path = HERE / "h100" / f"{model.name}.json"
-    if not path.exists():
+    recorded = json.loads((HERE / "h100.json").read_text())
+    if model.name not in recorded:
         return [spec.name for spec in settings(model)]
-    rows = json.loads(path.read_text())["rows"]
+    rows = recorded[model.name]["rows"]
     ms = ms_by_setting([row for row in rows if "compiled_ms" in row])
     return sorted(ms, key=lambda name: ms[name])[:count]
 

@@ -88,13 +88,12 @@ def config_of(spec: dict[str, Any], phase: str) -> CompileConfig:
     )
 
 
-def rows_by_hand(path: Path) -> list[Row]:
-    """A file of studies/gpu/h100: a setting's own time against eager's of all processes.
+def rows_by_hand(model: str, data: dict[str, Any]) -> list[Row]:
+    """A network of studies/gpu/h100.json: a setting's own time against eager's of all processes.
 
     Eager mode is bound by the CPU there and differs between processes. What was cut off tells its
     seconds only.
     """
-    data = json.loads(path.read_text())
     kind = f"cuda/{data['phase']}"
     if data["phase"] == "forward":
         kind += "/conv" if data["has_convolutions"] else "/other"
@@ -108,7 +107,7 @@ def rows_by_hand(path: Path) -> list[Row]:
             has_ended = "compile_s" in row
             until_cut_s = row["wall_s"] - row.get("held_s", 0)
             compile_s[config] = float(row["compile_s"] if has_ended else until_cut_s)
-    model, found = path.stem, []
+    found = []
     for config, s in compile_s.items():
         log = float(np.median(logs[config])) if logs[config] else None
         found.append(Row(model, kind, (model, None), config, log, s + OF_TRIAL_S, s))
@@ -121,8 +120,8 @@ def recorded() -> list[Row]:
     for device in ("cpu", "cuda"):
         for model, table in tables("search", device).items():
             found += rows_of_table(model, table)
-    for path in sorted((STUDIES / "gpu/h100").glob("*.json")):
-        found += rows_by_hand(path)
+    for model, by_hand in json.loads((STUDIES / "gpu/h100.json").read_text()).items():
+        found += rows_by_hand(model, by_hand)
     for device in ("cpu", "cuda"):
         for model, table in tables("dimensions", device).items():
             found += rows_of_table(model, table)
@@ -136,10 +135,11 @@ def of_precisions(without: str) -> dict[str, float]:
     """
     names = {"tf32": "precision=high", "bfloat16": "autocast=bfloat16"}
     logs = defaultdict(list)
-    for path in sorted((STUDIES / "gpu/precision").glob("*.json")):
-        if path.stem == without:
+    networks = json.loads((STUDIES / "gpu/precision/h200.json").read_text())
+    for model, found in networks.items():
+        if model == without:
             continue
-        rows = json.loads(path.read_text())["rows"]
+        rows = found["rows"]
         ms = {(row["mode"], row["precision"]): np.median(row["ms"]) for row in rows}
         for (mode, precision), own in ms.items():
             if precision in names:

@@ -1,6 +1,6 @@
 """What TF32 and bfloat16 bring to a training step, in eager mode and compiled, on a GPU.
 
-    python studies/gpu/precision/precision.py vit_step --to studies/gpu/precision/vit_step.json
+    python studies/gpu/precision/precision.py vit_step --to studies/gpu/precision/h200.json
 
 One process builds nine sides of a network from scratch (eager mode, plain ``torch.compile()`` and
 ``reduce-overhead``, each in float32, with TF32 and under autocast with bfloat16; AdamW, fused),
@@ -99,7 +99,10 @@ def main() -> None:
         "torch": torch.__version__,
         "rows": rows,
     }
-    asked.to.write_text(json.dumps(found, indent=1) + "\n")
+    every = json.loads(asked.to.read_text()) if asked.to.exists() else {}
+    every[asked.network] = found
+    lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in every.items()]
+    asked.to.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def step_of(model: Any, x: Any, mode: str, precision: str) -> Callable[[], None]:
