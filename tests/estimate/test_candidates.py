@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from statistics import stdev
 
 import pytest
 from fakes import failed, measured
@@ -11,7 +12,7 @@ from made_records import CHANNELS_LAST, LITE, MAX, Run
 
 from autocompile.estimate.candidates import Candidate, candidates
 from autocompile.estimate.decision import compare
-from autocompile.estimate.intervals import over_sets
+from autocompile.estimate.intervals import between_runs, over_sets
 from autocompile.estimate.limits import Limits
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import CallKind
@@ -59,6 +60,23 @@ def test_where_eager_was_faster_than_usual_a_setting_may_be_better_than_it_looks
     assert seen.speedup.value == pytest.approx(over_own, rel=0.01)
     assert seen.speedup.high == pytest.approx(max(over_own, 2.0), rel=0.1)
     assert seen.call_s == pytest.approx(0.5e-3, rel=0.01), "no faster than was measured"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_an_interval_is_as_wide_as_eager_mode_varies(device: str) -> None:
+    """By how far its processes are apart, over the root of the sets; the order is not less sure."""
+    run = Run()
+    number = run.search(MAX, 1.5, eager_s=1.2e-3)
+    run.race(number, 1.5, 1.5, 1.5, 1.5, eager_s=0.8e-3)
+    run.records = [dataclasses.replace(r, device=device) for r in run.records]
+    seen = found(run)[MAX]
+    times = [1.0e-3, 1.2e-3, *[0.8e-3] * 4]
+    apart = stdev(map(math.log, times)) / 2 if device == "cuda" else 0.0
+    assert seen.eager_apart == pytest.approx(apart, rel=0.01)
+    assert seen.reported == between_runs(seen.speedup, seen.eager_apart)
+    own, alone = math.log(seen.reported.high / 1.5), between_runs(seen.speedup)
+    assert (own > 1.5 * math.log(alone.high / 1.5)) is (device == "cuda")
+    assert seen.least_gain == between_runs(seen.speedup, only_order=True).low
 
 
 def test_new_weights_cost_the_same_share_of_the_baseline_that_is_taken() -> None:
