@@ -72,6 +72,7 @@ def of_field(name: str, kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     if kind is not CompileConfig:
         return of(kind, parts)
     keys: dict[str, Any] = {key: {} for key in CompileConfig().to_dict()}
+    keys["guards"] = {"const": "all", "description": "of older versions"}
     return {"type": "object", "properties": keys, "additionalProperties": False}
 
 

@@ -135,8 +135,9 @@ def clean(
             stays = "would go" if dry_run else "in use, stays"
             state = "removed" if row["removed"] else stays
             console.print(f"{row['name']}   {text.size(row['bytes'])}   {state}")
-        freed = sum(row["bytes"] for row in rows if row["removed"])
-        console.print(f"freed {text.size(freed)}; records, reports and logs stay")
+        freed = sum(row["bytes"] for row in rows if dry_run or row["removed"])
+        done = "would free" if dry_run else "freed"
+        console.print(f"{done} {text.size(freed)}; records, reports and logs stay")
 
     print_or_draw(rows, as_json, draw)
 

@@ -75,6 +75,7 @@ def check(
     space = SearchSpace(batch_sizes=(batch_size,))
     given = {**options.given(asked), "space": space}
     request = Request.of(target_spec(target), given)
+    say(f"calls {target} in eager mode, and compiles each phase once")
     results = diagnose.check(request, calls=given.get("calls"))
     print_or_draw(
         results, as_json, lambda console: checks.render_check(results, console, verbose)

@@ -17,7 +17,11 @@ def cleaned(under: Path, dry_run: bool = False) -> list[dict[str, Any]]:
     ``bytes`` is what they took, ``removed`` whether they are gone: not with ``dry_run``, and not of
     a run that a process is at work on. Records, reports and logs stay; going on with the run
     compiles again what it needs.
+
+    Raises:
+        RunError: there is no such folder.
     """
+    runs.demand_folder(under, "clean")
     rows = []
     for path in runs.every(under):
         folder = RunFolder(path)

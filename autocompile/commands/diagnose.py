@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.commands.bench import SAMPLE, Bench, bench
+from autocompile.errors import UsageError
 from autocompile.protocol.requests import ProbeResult, Side, TimingLimits, TrialRequest
 from autocompile.request import Request
 from autocompile.search.records import of_only_side, to_record
@@ -63,6 +64,11 @@ def doctor(
             name: _examined(name, reason, probe, jobs)
             for name, reason in probe.backends.items()
         }
+        if backend and backend not in (*BACKENDS, *probe.all_backends):
+            raise UsageError(
+                f"torch {probe.environment['torch']} knows no backend {backend}",
+                hint="autocompile doctor -v",
+            )
     environment = {**probe.environment, "toolchain_s": probe.toolchain_s}
     return {
         "environment": environment,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
-from autocompile.errors import AutocompileError, RunError, UsageError
+from autocompile.errors import AutocompileError, UsageError
 from autocompile.store import runs
 from autocompile.store.record import RunFolder
 from autocompile.store.report import Answer, Report
@@ -22,12 +22,7 @@ def listed(under: Path) -> list[dict[str, Any]]:
     ``message``. ``phases`` holds of each the ``verdict``, ``confidence``, ``speedup`` and
     ``batch_size`` of its answer, made of the records as ``show`` makes it.
     """
-    if not under.is_dir():
-        raise RunError(
-            f"there is no folder {under}",
-            "runs are kept in ./runs of the folder that tune was typed in",
-            hint="autocompile list --run-dir FOLDER",
-        )
+    runs.demand_folder(under, "list")
     return [
         _run(RunFolder(path), runs.name_of(path, under)) for path in runs.every(under)
     ]

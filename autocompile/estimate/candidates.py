@@ -49,8 +49,8 @@ class Candidate:
     processes: tuple[float, ...] = ()
     # The speed-up of a call alone, without the costs above; None where there are none.
     of_a_call: float | None = None
-    # Of a GPU: how uncertain eager mode's time is, as a standard deviation of its log. It waits for
-    # the host, whose state differs between processes, and a replayed graph does not.
+    # Of a GPU: the standard error of the log of eager mode's time, by all processes of the run. It
+    # waits for the host, whose state differs between them; the few sets of a race may not show it.
     eager_apart: float = 0.0
 
     @property

@@ -166,8 +166,8 @@ def between_runs(
 ) -> Interval:
     """The interval of other runs too: processes of one minute agree better than runs do.
 
-    ``eager_apart``: by how much eager mode alone differs from run to run, as a standard deviation of
-    its log time; ``only_order``: what of it may turn the order of two settings.
+    ``eager_apart``: a standard error of the log of eager mode's time that comes to it;
+    ``only_order``: what of it may turn the order of two settings.
     """
     apart = _ORDER_APART if only_order else math.hypot(_RUNS_APART, eager_apart)
     same = 1.96 * apart

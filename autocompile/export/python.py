@@ -322,7 +322,7 @@ def _nothing_to_use(report: Report) -> str:
         return f"nothing to use: no setting {what}"
     if not unknown.command:
         return f"nothing to use: {unknown.reason}"
-    return f"nothing to use yet: no compiled setting has ended   → {unknown.command}"
+    return f"nothing to use yet: nothing compiled has passed all checks   → {unknown.command}"
 
 
 def _leave_uncompiled(found: Mapping[str, Choice]) -> str:

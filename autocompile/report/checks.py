@@ -58,7 +58,8 @@ def _eager_call(seen: _Found) -> Iterator[str]:
         yield f"a call is {operators}; on the CPU {share} of their time is in {seen['longest']}"
     if "busy_share" in seen:
         kernels = text.many(seen["kernels"], "kernel")
-        yield f"the GPU is busy for {seen['busy_share']:.0%} of a call, with {kernels}"
+        share = f"{seen['busy_share']:.0%}"
+        yield f"the GPU is busy for {share} of a call, with {kernels} and copies"
     if waits := seen.get("waits"):
         places = ", ".join(f"{place} ({count}x)" for place, count in waits.items())
         yield f"the host waits for the GPU at {places}"
@@ -87,12 +88,13 @@ def _works_compiled(row: _Found) -> Iterator[str]:
     graphs = text.many(row["graphs"], "graph")
     breaks = text.many(row["graph_breaks"], "graph break")
     yield f"same results as eager · {graphs}, {breaks}"
-    speed = f"{text.estimate(row['speedup'])} of eager's speed"
+    speed = f"{row['speedup']['value']:.2f}× of eager's speed, in one process"
     yield f"{speed} · compiles in {text.seconds(row['compile_s'])}"
     for each in row["breaks"]:
-        at = f" at {each['place']}" if each["place"] else ""
         code = f" `{each['code']}`" if each["code"] else ""
-        yield f"graph break{at}{code}: {each['reason']}"
+        # Without a place it is torch's own, as in an optimizer's step.
+        if each["place"]:
+            yield f"graph break at {each['place']}{code}: {each['reason']}"
     yield from (
         f"Dynamo skipped a function: {reason}" for reason in row["skip_reasons"]
     )

@@ -372,7 +372,8 @@ def _cost(best: Best) -> Iterator[str]:
         if apart:
             yield f"{new} every {show.thousands(apart)} calls, which is included"
         elif least:
-            yield f"{new}: this pays if they stay the same for {show.thousands(least)} calls"
+            unit = "call" if least == 1 else "calls"
+            yield f"{new}: this pays if they stay the same for {show.thousands(least)} {unit}"
     if mine := best.peak_memory_bytes:
         eager = best.eager_peak_memory_bytes
         against = f" (eager {show.size(eager)})" if eager and not best.is_eager else ""

@@ -46,8 +46,10 @@ def missing_compiler(device: torch.device) -> str:
     exceptions = importlib.import_module("torch._inductor.exc")
     try:
         importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
-    except exceptions.InvalidCxxCompiler:
-        return "no C++ compiler was found: neither g++ nor what CXX names"
+    except (exceptions.InvalidCxxCompiler, OSError):
+        if named := os.environ.get("CXX"):
+            return f"CXX={named} is no C++ compiler that works"
+        return "no g++ was found (CXX names another compiler, as clang++)"
     return ""
 
 

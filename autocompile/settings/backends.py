@@ -74,7 +74,7 @@ BACKENDS: Mapping[str, Backend] = {
         by_inductor=True,
         variants=_INDUCTOR,
         asks="autocompile.runtime.compiling:missing_compiler",
-        todo="install a C++ compiler (g++ or clang++), on a GPU also triton",
+        todo="install g++, or set CXX; on a GPU also triton",
     ),
     "cudagraphs": Backend(
         device="cuda",

@@ -218,8 +218,13 @@ class CompileConfig:
         # Of older files: the whole step, where there is one.
         if data.get("scope") == "full":
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
-        if data.get("guards") == "all":
-            data = {name: value for name, value in data.items() if name != "guards"}
+        if (guards := data.get("guards", "all")) != "all":
+            raise UsageError(
+                f"the setting drops checks of compiled code (guards {guards!r})",
+                "this version of autocompile does not",
+                hint="tune again",
+            )
+        data = {name: value for name, value in data.items() if name != "guards"}
         try:
             if unknown := set(data) - set(cls.__dataclass_fields__):
                 raise UsageError(f"a compile setting has no key {min(unknown)!r}")

@@ -21,6 +21,16 @@ HERE, ON_CLUSTER = "*/run.json", "*/*/run.json"
 _ALL = (HERE, ON_CLUSTER, "*/*/*/run.json")  # and those of a suite on a cluster
 
 
+def demand_folder(under: Path, command: str) -> None:
+    """Raise a RunError, with the command to type, if there is no such folder of runs."""
+    if not under.is_dir():
+        raise RunError(
+            f"there is no folder {under}",
+            "runs are kept in ./runs of the folder that tune was typed in",
+            hint=f"autocompile {command} --run-dir FOLDER",
+        )
+
+
 def every(folder: Path = under, patterns: Sequence[str] = _ALL) -> list[Path]:
     """Folders of runs, the most recently changed last."""
     found = [p for pattern in patterns for p in folder.glob(pattern)]

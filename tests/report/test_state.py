@@ -188,7 +188,7 @@ def test_without_an_answer_the_command_ends_with_1_and_the_file_says_unknown(
     done = CliRunner().invoke(cli.app, ["tune", str(target)])
     assert done.exit_code == 1, done.output
     assert "no result yet" in done.stdout
-    assert "nothing to use yet: no compiled setting has ended" in done.stdout
+    assert "nothing to use yet: nothing compiled has passed all checks" in done.stdout
     assert "keep eager" not in done.stdout
     report = json.loads(Path("runs/net-0001/report.json").read_text())
     answer = report["phases"]["forward"]["answer"]

@@ -9,7 +9,7 @@ from autocompile.estimate.intervals import median
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import CallKind, Outcome, Record
 from autocompile.trial.failures import Failed
-from autocompile.trial.measure import footprint, profiled, telemetry
+from autocompile.trial.measure import footprint, telemetry
 from autocompile.trial.measure.timing import Timer, times_of_each_call
 from autocompile.trial.model.calls import in_words, kinds, shape_of
 from autocompile.trial.model.sides import Side
@@ -61,7 +61,7 @@ def seconds_of_kinds(
 
 
 def look_closer(session: Session, entrant: Entrant) -> None:
-    """Memory, and once more what it has compiled; if asked for, what an eager call does."""
+    """Memory, and once more what it has compiled."""
     record, side, device = entrant.record, entrant.side, session.target.device
     config, phase = side.config, session.request.phase
     is_alone = len(session.request.sides) == 1
@@ -74,9 +74,6 @@ def look_closer(session: Session, entrant: Entrant) -> None:
     if session.eager_peak_bytes is None:
         session.eager_peak_bytes = _peak_memory(session.baseline, phase, device)
     record.eager_peak_memory_bytes = session.eager_peak_bytes
-    if session.request.profiles:
-        seen = profiled.profile(session.baseline.run, device, session.timer)
-        record.detail["eager_call"] = seen
     if entrant.is_reference:
         record.peak_memory_bytes = session.eager_peak_bytes
         return

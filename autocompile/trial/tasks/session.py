@@ -48,7 +48,13 @@ from autocompile.trial.measure.timing import (
 from autocompile.trial.model.sides import Side, make_side
 from autocompile.trial.tasks.apart import own_code
 from autocompile.trial.tasks.exported import exported_side
-from autocompile.trial.tasks.steps import given_back_by_eager, inputs_of, load, timed
+from autocompile.trial.tasks.steps import (
+    given_back_by_eager,
+    inputs_of,
+    load,
+    profile_of_eager,
+    timed,
+)
 from autocompile.trial.values import copy_inputs
 from autocompile.trial.verify.outputs import copy_view
 from autocompile.trial.verify.precision import demand_close
@@ -154,6 +160,16 @@ class Session:
         """One batch, or the calls of a workload; another ``draw`` gives other values."""
         request, seed = self.request, self.request.header.seed
         return inputs_of(self.target, request.phase, request.batch_size, seed, draw)
+
+    def eager_call(self) -> dict[str, Any]:
+        """What one eager call does, for the user; empty where it cannot be told."""
+        phase = self.request.phase
+        try:
+            with self.channel.exclusive():
+                return profile_of_eager(self.target, phase, self.inputs(), self.timer)
+        except Exception:
+            traceback.print_exc()
+            return {}
 
     def exclusive_on_cpu(self) -> contextlib.AbstractContextManager[None]:
         """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.

@@ -18,7 +18,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.channel import Channel
 from autocompile.trial.failures import Failed
-from autocompile.trial.measure import environment, telemetry, timing
+from autocompile.trial.measure import environment, profiled, telemetry, timing
 from autocompile.trial.measure.timing import Timed
 from autocompile.trial.model.built import built_for
 from autocompile.trial.model.calls import Calls, first_call, other_values, shape_of
@@ -119,10 +119,25 @@ def timed(side: Side) -> Timed:
 
 def given_back_by_eager(target: Target, phase: str, inputs: Any) -> dict[str, float]:
     """What eager calls on a CPU cost while glibc gives freed memory back to the system."""
+    with _eager_for_a_moment(target, phase, inputs) as side:
+        return timing.cost_of_giving_back(timed(side))
+
+
+def profile_of_eager(
+    target: Target, phase: str, inputs: Any, timer: timing.Timer
+) -> dict[str, Any]:
+    """What one eager call does (:func:`autocompile.trial.measure.profiled.profile`)."""
+    with _eager_for_a_moment(target, phase, inputs) as side:
+        return profiled.profile(side.run, target.device, timer)
+
+
+@contextlib.contextmanager
+def _eager_for_a_moment(target: Target, phase: str, inputs: Any) -> Iterator[Side]:
+    """A side that makes the first call, of which nothing is left afterwards."""
     model = target.fresh_model(phase, shares_parameters=True)
     side = make_side(target, phase, first_call(inputs), model=model)
     side.keep()
-    cost = timing.cost_of_giving_back(timed(side))
+    yield side
+    side.restore()
     del side, model
     gc.collect()  # views of a side refer to it
-    return cost

@@ -55,6 +55,8 @@ def new_result(request: TrialRequest) -> TrialResult:
 def trial(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
     """Verify and time settings beside eager mode: the stages of every trial, in their order."""
     session = Session(request, channel)  # load, build, eager: nothing is compiled yet
+    if request.profiles:
+        result.sides[0].detail["eager_call"] = session.eager_call()
     with contextlib.ExitStack() as held:
         for asked, record in zip(request.sides, result.sides, strict=True):
             with session.turn(record):

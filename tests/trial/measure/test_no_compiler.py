@@ -1,4 +1,4 @@
-"""A machine without a C++ compiler."""
+"""A machine without a C++ compiler, or whose CXX names none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from autocompile.trial.measure.environment import backends
 CPU = torch.device("cpu")
 
 
-def test_inductor_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        (None, "no g++ was found (CXX names another compiler, as clang++)"),
+        ("no-such-compiler", "CXX=no-such-compiler is no C++ compiler that works"),
+        ("/tmp", "CXX=/tmp is no C++ compiler that works"),
+    ],
+)
+def test_inductor_is_left_out_with_the_reason(
+    named: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
     assert missing_compiler(CPU) == ""
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    assert "no C++ compiler" in backends(CPU, ["inductor"])["inductor"]
+    if named:
+        monkeypatch.setenv("CXX", named)
+    with config.patch({"cpp.cxx": (named or "no-g++-here",)}):
+        assert backends(CPU, ["inductor"])["inductor"] == reason
     assert missing_compiler(torch.device("cuda")) == ""

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from autocompile.trial.measure.profiled import covered, profile
 from autocompile.trial.measure.timing import timer_of
+from autocompile.trial.model.load import build, import_target
+from autocompile.trial.tasks.steps import inputs_of, profile_of_eager
 
 CPU = torch.device("cpu")
+NET = """
+import torch
+
+def get_model():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+
+def get_calls():
+    return [torch.randn(n, 64) for n in (2, 4, 8)]
+"""
 
 
 def test_time_that_two_kernels_share_counts_once() -> None:
     assert covered([(5.0, 7.0), (0.0, 2.0), (1.0, 3.0), (6.0, 6.5)]) == 5.0
     assert covered([]) == 0.0
+
+
+def test_a_check_tells_it_before_anything_is_compiled(tmp_path: Path) -> None:
+    """Also of a model that does not compile, of the first call of a workload, and changes nothing."""
+    path = tmp_path / "net.py"
+    path.write_text(NET)
+    target = build(str(path), import_target(str(path)))
+    before = [p.clone() for p in target.model.parameters()]
+    for phase in ("forward", "train_step"):
+        inputs = inputs_of(target, phase, 4, 0)
+        seen = profile_of_eager(target, phase, inputs, timer_of(CPU))
+        assert seen["longest_share"] > 0
+        assert seen["operators"] == (2 if phase == "forward" else seen["operators"])
+    after = target.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_operators_are_those_that_python_calls_and_the_longest_is_named() -> None:
