@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,17 +13,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from autocompile.trial.measure.timing import Timer
-
 _TRIES = 3  # of timing a call
 _MOST_PLACES = 5
 # What torch says of such a call in its debug mode for synchronizations.
 _WAITS = "called a synchronizing CUDA operation"
 
 
-def profile(
-    run: Callable[[], Any], device: torch.device, timer: Timer
-) -> dict[str, Any]:
+def profile(run: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     """Facts of a call: what it runs, and on a GPU for how long, and where the host waits.
 
     Returns:
@@ -34,8 +31,6 @@ def profile(
         for the GPU, as ``model.py:12``, each with how often.
     """
     run()  # what a first call makes is there
-    plain = timer.between_synchronizations()
-    call_s = min(plain.seconds(run, 1) for _ in range(_TRIES))
     is_cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU]
     if is_cuda:
@@ -43,7 +38,8 @@ def profile(
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it prints into the trial's log
     with torch.profiler.profile(activities=activities) as seen:
         run()
-        plain.synchronize()
+        if is_cuda:
+            torch.cuda.synchronize(device)
     events = list(seen.events())
     found = _of_operators([e for e in events if e.name.startswith("aten::")])
     if is_cuda:
@@ -52,6 +48,7 @@ def profile(
         kernels = [e for e in on_gpu if not e.is_user_annotation]
         spans = [(e.time_range.start, e.time_range.end) for e in kernels]
         found["kernels"] = len(kernels)
+        call_s = min(_seconds(run, device) for _ in range(_TRIES))
         found["busy_share"] = min(1.0, covered(spans) / 1e6 / call_s)
         found["waits"] = _places_of_waits(run)
     return found
@@ -70,6 +67,15 @@ def _of_operators(called: list[Any]) -> dict[str, Any]:
         found["longest"] = name
         found["longest_share"] = most_us / max(1e-9, sum(own_us.values()))
     return found
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Of a call that is waited for."""
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

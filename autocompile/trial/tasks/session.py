@@ -166,7 +166,7 @@ class Session:
         phase = self.request.phase
         try:
             with self.channel.exclusive():
-                return profile_of_eager(self.target, phase, self.inputs(), self.timer)
+                return profile_of_eager(self.target, phase, self.inputs())
         except Exception:
             traceback.print_exc()
             return {}

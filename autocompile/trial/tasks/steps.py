@@ -123,12 +123,10 @@ def given_back_by_eager(target: Target, phase: str, inputs: Any) -> dict[str, fl
         return timing.cost_of_giving_back(timed(side))
 
 
-def profile_of_eager(
-    target: Target, phase: str, inputs: Any, timer: timing.Timer
-) -> dict[str, Any]:
+def profile_of_eager(target: Target, phase: str, inputs: Any) -> dict[str, Any]:
     """What one eager call does (:func:`autocompile.trial.measure.profiled.profile`)."""
     with _eager_for_a_moment(target, phase, inputs) as side:
-        return profiled.profile(side.run, target.device, timer)
+        return profiled.profile(side.run, target.device)
 
 
 @contextlib.contextmanager

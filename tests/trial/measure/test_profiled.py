@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from autocompile.trial.measure.profiled import covered, profile
-from autocompile.trial.measure.timing import timer_of
 from autocompile.trial.model.load import build, import_target
 from autocompile.trial.tasks.steps import inputs_of, profile_of_eager
 
@@ -37,7 +36,7 @@ def test_a_check_tells_it_before_anything_is_compiled(tmp_path: Path) -> None:
     before = [p.clone() for p in target.model.parameters()]
     for phase in ("forward", "train_step"):
         inputs = inputs_of(target, phase, 4, 0)
-        seen = profile_of_eager(target, phase, inputs, timer_of(CPU))
+        seen = profile_of_eager(target, phase, inputs)
         assert seen["longest_share"] > 0
         assert seen["operators"] == (2 if phase == "forward" else seen["operators"])
     after = target.model.parameters()
@@ -50,7 +49,7 @@ def test_operators_are_those_that_python_calls_and_the_longest_is_named() -> Non
     def call() -> torch.Tensor:
         return (x @ x).add(y).relu()
 
-    seen = profile(call, CPU, timer_of(CPU))
+    seen = profile(call, CPU)
     assert seen["operators"] == 3
     assert seen["longest"] == "mm"
     assert 0.5 < seen["longest_share"] <= 1
@@ -66,12 +65,12 @@ def test_a_gpu_that_waits_for_python_and_a_host_that_waits_for_it() -> None:
     def waits() -> float:
         return sum(float(small.sum()) for _ in range(3))
 
-    idle = profile(waits, device, timer_of(device))
+    idle = profile(waits, device)
     assert idle["busy_share"] < 0.5
     ((place, count),) = idle["waits"].items()
     assert place.startswith("test_profiled.py:")
     assert count == 3
-    busy = profile(lambda: large @ large, device, timer_of(device))
+    busy = profile(lambda: large @ large, device)
     assert busy["busy_share"] > 0.9
     assert busy["waits"] == {}
     assert busy["kernels"] >= 1
