@@ -1,5 +1,7 @@
 """Small models, and one Dynamo backend for each way of computing something else."""
 
+import itertools
+
 import torch
 import torch._dynamo
 from torch._dynamo import register_backend
@@ -168,6 +170,23 @@ def keeps_by_address(graph, inputs):
         if where not in kept:
             kept[where] = graph(*args)
         return tuple(out.clone() for out in kept[where])
+
+    return run
+
+
+@register_backend
+def stays_with_the_second(graph, inputs):
+    """It gives what belongs to the second of all inputs, once it is called often."""
+    seen = {}
+    calls = itertools.count()
+
+    def run(*args):
+        out = graph(*args)
+        which = sum(x.sum().item() for x in args)
+        seen.setdefault(which, tuple(x.clone() for x in out))
+        if next(calls) < _LATE:
+            return out
+        return tuple(x.clone() for x in list(seen.values())[1])
 
     return run
 

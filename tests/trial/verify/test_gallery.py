@@ -39,6 +39,7 @@ HONEST = TARGETS / "honest_models.py"
             "['inputs'][0] is off by",
         ),
         ("keeps_by_address", "forward", "", "wrong_output", "(after the timing)"),
+        ("stays_with_the_second", "forward", "", "wrong_output", "(after the timing)"),
         ("right_twice", "forward", "", "wrong_output", "(call 3)"),
         ("wears_out", "forward", "", "wrong_output", "(after the timing)"),
         (
