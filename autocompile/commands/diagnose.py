@@ -97,7 +97,7 @@ def _examined(
     }
     failure = next((f"{label}: {row['message']}" for label, row in failed.items()), "")
     if any(row["outcome"] in _RUNS for row in failed.values()):
-        todo = "it runs and is not right: tune leaves it out"
+        todo = "it runs and is not right: tune never recommends it"
     return {
         "works": bool(worked),
         "reason": failure.removeprefix("default: ") if len(modes) == 1 else failure,
