@@ -70,7 +70,7 @@ def at_length() -> Iterator[Run]:
             figure, truth = found["figure"], found["truth"]
             own = math.log(figure["high"] / figure["value"])
             own = math.sqrt(max(0.0, own**2 - (1.96 * data["runs_apart"]) ** 2))
-            if device == "cuda":
+            if device == "cuda" and not found.get("counts_eager"):
                 eager = map(math.log, found["eager_s_of_processes"])
                 own = math.hypot(
                     own, 1.96 * stdev(eager) / math.sqrt(found["sets"] or 1)

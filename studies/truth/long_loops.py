@@ -291,6 +291,7 @@ def tuned(
         "sets": best.get("confirmed_processes"),
         "call_s": best.get("call_s"),
         "eager_call_s": best.get("eager_call_s"),
+        "counts_eager": True,  # in a GPU's interval; recorded runs without it are older
         "eager_s_of_processes": sorted(
             {
                 trial["eager_call_s"]
