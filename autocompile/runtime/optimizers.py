@@ -19,7 +19,7 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -104,9 +104,11 @@ def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     # Not is_compiling(), which is of all threads at once.
-    if torch.compiler.is_dynamo_compiling() or not _are_fused(optimizer.param_groups):
+    if torch.compiler.is_dynamo_compiling():
         return None
     fit_fused(optimizer)
+    if (len(args) == 1 and not kwargs) or not _are_fused(optimizer.param_groups):
+        return None
     of_step, *given = args
     if given and callable(given[0]):
         return (of_step, fitted_after(optimizer, given[0]), *given[1:]), kwargs
@@ -137,14 +139,18 @@ def fit_fused(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
+        parameters = group["params"]
         # Others may keep moments of a higher precision than their weights.
-        is_converted = is_ours and _is_converted(optimizer, group)
-        for p in group["params"]:
-            if is_converted:
+        if is_ours and _is_converted(optimizer, parameters):
+            for p in parameters:
                 _convert(optimizer, p)
-            if not p.is_contiguous():  # others have the strides that checkpoints have
-                if is_ours and not _is_dense(p):
-                    raise UsageError(_SLICE)
+        # These have the strides that checkpoints have. A loop in C: a small step takes 40 us.
+        if all(map(torch.Tensor.is_contiguous, parameters)):
+            continue
+        for p in parameters:
+            if is_ours and not _is_dense(p):
+                raise UsageError(_SLICE)
+            if not p.is_contiguous():
                 _fit(optimizer, p)
 
 
@@ -152,16 +158,20 @@ def _are_fused(groups: list[dict[str, Any]]) -> bool:
     return any(group.get("fused") for group in groups)
 
 
-def _is_converted(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Whether its parameters have another dtype than what is kept of them (``model.to(dtype)``).
+def _is_converted(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+) -> bool:
+    """Whether they have another dtype than what is kept of them (``model.to(dtype)``).
 
     The first one tells: to look at all of them takes longer than some steps.
     """
-    first = next((p for p in group["params"] if p in optimizer.state), None)
-    return first is not None and any(
-        _is_moment(kept, first) and kept.dtype != first.dtype
-        for kept in optimizer.state[first].values()
-    )
+    for p in parameters:
+        if kept := optimizer.state.get(p):
+            others = [
+                x for x in kept.values() if getattr(x, "dtype", p.dtype) != p.dtype
+            ]
+            return any(_is_moment(x, p) for x in others)
+    return False
 
 
 def _convert(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:

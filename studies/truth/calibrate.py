@@ -22,6 +22,7 @@ from recount import decided
 from series import EAGER, HERE, NAMES, recorded
 
 GOAL, STEP, MOST = 0.93, 0.0025, 0.12
+LONG_LOOPS = {"cpu": "quiet CPU", "cuda_before": "GPU", "cuda": "GPU"}
 
 
 class Run(NamedTuple):
@@ -62,21 +63,21 @@ def on_gpus() -> Iterator[Run]:
 
 def at_length() -> Iterator[Run]:
     """The tunes that long loops followed, as reported: ``between_runs`` is taken out again."""
-    for device, kind in (("cpu", "quiet CPU"), ("cuda", "GPU")):
-        data = json.loads((HERE / f"long_loops_{device}.json").read_text())
+    for made, kind in LONG_LOOPS.items():
+        data = json.loads((HERE / f"long_loops_{made}.json").read_text())
         for name, found in data["networks"].items():
             if "truth" not in found:
                 continue
             figure, truth = found["figure"], found["truth"]
             own = math.log(figure["high"] / figure["value"])
             own = math.sqrt(max(0.0, own**2 - (1.96 * data["runs_apart"]) ** 2))
-            if device == "cuda" and not found.get("counts_eager"):
+            if kind == "GPU" and not found.get("counts_eager"):
                 eager = map(math.log, found["eager_s_of_processes"])
                 own = math.hypot(
                     own, 1.96 * stdev(eager) / math.sqrt(found["sets"] or 1)
                 )
             error = math.log(figure["value"] / truth)
-            yield Run(f"long loops, {name}, {device}", kind, error, own, truth)
+            yield Run(f"long loops, {name}, {made}", kind, error, own, truth)
 
 
 def share(runs: Sequence[Run], is_held: Callable[[Run], bool]) -> str:
