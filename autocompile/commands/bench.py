@@ -65,16 +65,21 @@ class Bench:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Show the end of the log that an error names, since its folder will be gone."""
+    """Show the end of the log that an error names, since its folder will be gone.
+
+    Not where the error names the line of the user's code that failed.
+    """
     try:
         yield
     except UsageError as error:
         *details, last = error.details or ("",)
         if not last.startswith("log: "):
             raise
-        raise TargetError(
-            error.what, *details, *end_of(Path(last.removeprefix("log: ")))
-        ) from None
+        names_a_place = (
+            len(details) > 1
+        )  # then the log has no more than frames of torch
+        log = [] if names_a_place else end_of(Path(last.removeprefix("log: ")))
+        raise TargetError(error.what, *details, *log, hint=error.hint) from None
 
 
 def end_of(log: Path) -> list[str]:

@@ -84,6 +84,8 @@ def _checked_spec(spec: str) -> str:
     if library_model(spec):
         return spec  # a trial's process knows whether there is such a model
     place, name = split_spec(spec)
+    if not place:
+        raise TargetError("no target is named", hint="autocompile tune model.py")
     looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
     if looks_like_path or not name:
         path = Path(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,7 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
     [
         ("tune nowhere.py", ["there is no file nowhere.py", "autocompile init"]),
         ("tune .", ["is not a Python file"]),
+        ("tune ''", ["no target is named", "autocompile tune model.py"]),
         ("tune model.py --batch-size 0", ["batch size 0 is below 1"]),
         ("tune model.py --batch-size four", ["not a list of whole numbers"]),
         # Given twice it holds both: none is lost in silence.
@@ -124,7 +126,7 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
 ) -> None:
     (work / "model.py").write_text(MODEL)
     (work / "space.toml").write_text('fullgraph = ["yes"]')
-    text = one_paragraph(typed(*command.split()))
+    text = one_paragraph(typed(*shlex.split(command)))
     assert all(word in text for word in words), text
     assert not (work / "runs").exists()
 
@@ -161,7 +163,12 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
             "--max-latency 9s --max-latency p99=9s",
             ["--max-latency p99 needs calls of"],
         ),
-        (MODEL, "--device cuda:7", ["'cuda:7' cannot be used here"]),
+        (
+            MODEL,
+            "--device cuda:7",
+            ["'cuda:7' cannot be used here", "autocompile doctor"],
+        ),
+        (MODEL, "--device tpu", ["calls are timed on a CPU", "--device cpu"]),
         ("import os; os._exit(3)", "", ["crashed", "exited with code 3 in import"]),
         pytest.param(
             "import time; time.sleep(600)",
@@ -179,6 +186,18 @@ def test_a_mistake_in_the_target_is_one_paragraph(
         typed("tune", "model.py", "--progress", "none", *options.split())
     )
     assert all(word in text for word in words), text
+
+
+def test_check_names_the_line_that_fails_and_no_frames_of_torch(
+    work: Path, typed: Typed
+) -> None:
+    (work / "model.py").write_text(MODEL.replace("(batch_size, 8)", "(batch_size, 9)"))
+    done = typed("check", "model.py", "--phase", "forward")
+    assert done.returncode == 2
+    _, what, why, *rest = done.stderr.splitlines()
+    assert what.startswith("error: the eager model fails before anything is compiled")
+    assert "mat1 and mat2" in why
+    assert not [line for line in rest if "site-packages" in line], done.stderr
 
 
 def test_init_writes_a_file_that_check_accepts(

@@ -190,7 +190,7 @@ def test_a_mistake_in_the_request_is_explained(try_it: Try) -> None:
     result = try_it(PLAIN, "forward_exploration", kind="probe")
     assert result["message"] == "this target has no phase forward_exploration"
     (detail,) = result["explained"]["details"]
-    assert detail == "a functions has: forward, optimizer_step, train_step"
+    assert detail == "it has: forward, optimizer_step, train_step"
 
 
 def test_why_nothing_was_captured_is_told(try_it: Try, work: Path) -> None:

@@ -25,18 +25,19 @@ def pick_device(name: str | None) -> torch.device:
     """The device to tune on; CUDA by default if available."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(
+            f"device {name!r} cannot be used here: calls are timed on a CPU or on a GPU under CUDA "
+            "or ROCm",
+            hint="--device cpu   (or --device cuda)",
+        )
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-        # Elsewhere nothing here waits for a call to end.
-        if device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(
-                "calls are timed on a CPU or on a GPU under CUDA or ROCm"
-            )
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(
-            f"device {name!r} cannot be used here: {first_line(error)}"
-        ) from None
+    except (RuntimeError, AssertionError) as error:
+        what = f"device {name!r} cannot be used here: {first_line(error)}"
+        hint = "autocompile doctor   (tells what can be used here)"
+        raise UsageError(what, hint=hint) from None
     return device
 
 

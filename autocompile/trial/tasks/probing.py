@@ -414,7 +414,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     if unknown := [phase for phase in phases if phase not in known]:
         raise AutocompileError(
             f"this target has no phase {unknown[0]}",
-            f"a {target.kind} has: {', '.join(known)}",
+            f"it has: {', '.join(known)}",
         )
     model = target.fresh_model(OPTIMIZER_STEP)
     optimizers: list[Any] = []
