@@ -35,6 +35,7 @@ from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.store.record import Outcome, RunFolder
 
 SAMPLE = "autocompile.trial.model.sample:get_model"
+_LINES = 12  # of a log
 
 
 class Bench:
@@ -67,7 +68,7 @@ class Bench:
 def log_shown() -> Iterator[None]:
     """Show the end of the log that an error names, since its folder will be gone.
 
-    Not where the error names the line of the user's code that failed.
+    Not of one that ends in the exception that is told already: above it are frames of torch.
     """
     try:
         yield
@@ -75,18 +76,24 @@ def log_shown() -> Iterator[None]:
         *details, last = error.details or ("",)
         if not last.startswith("log: "):
             raise
-        names_a_place = (
-            len(details) > 1
-        )  # then the log has no more than frames of torch
-        log = [] if names_a_place else end_of(Path(last.removeprefix("log: ")))
+        log = end_of(Path(last.removeprefix("log: ")))
+        if log and details and log[-1].startswith(details[0]):
+            log = []
         raise TargetError(error.what, *details, *log, hint=error.hint) from None
 
 
 def end_of(log: Path) -> list[str]:
-    """The last lines of a log, enough for the end of a traceback; none if there is no log."""
+    """The last lines of a log, enough for the end of a traceback; none if there is no log.
+
+    Of a crash, Python writes the innermost frames first: its first lines.
+    """
     if not log.exists():  # its process was ended before it had begun
         return []
-    return log.read_text("utf-8", "replace").strip().splitlines()[-12:]
+    text = log.read_text("utf-8", "replace").strip()
+    _, is_crash, frames = text.rpartition("Fatal Python error: ")
+    if is_crash:
+        return (is_crash + frames).splitlines()[:_LINES]
+    return text.splitlines()[-_LINES:]
 
 
 @contextlib.contextmanager

@@ -200,6 +200,15 @@ def test_check_names_the_line_that_fails_and_no_frames_of_torch(
     assert not [line for line in rest if "site-packages" in line], done.stderr
 
 
+def test_check_names_the_line_that_crashes(work: Path, typed: Typed) -> None:
+    inputs = "get_inputs(batch_size):\n"
+    crash = inputs + "    import os; os.abort()\n"
+    (work / "model.py").write_text(MODEL.replace(inputs, crash))
+    done = typed("check", "model.py", "--phase", "forward")
+    assert done.returncode == 2
+    assert 'model.py", line 8 in get_inputs' in done.stderr, done.stderr
+
+
 def test_init_writes_a_file_that_check_accepts(
     work: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
