@@ -15,7 +15,6 @@ import copy
 import functools
 import gc
 import importlib
-import inspect
 import json
 import os
 import select
@@ -29,6 +28,9 @@ from statistics import median
 from typing import Any
 
 from networks import MODELS, TARGETS, Model, Spec, settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from by_hand import rebuilt
 
 ROUNDS, BLOCK_S = 12, 0.05
 LEAD_S = 0.005  # untimed calls before each block
@@ -85,26 +87,6 @@ def call_of(
             p.grad = 1e-3 * torch.randn_like(p)
     call = {"train_step": train, "optimizer_step": optimize}[of.phase]
     return compiled(call) if spec.compiled == "step" else call
-
-
-def rebuilt(optimizer: Any, kind: str) -> Any:
-    """The same optimizer with another implementation of its step."""
-    import torch
-
-    if kind in ("target", "compiled"):
-        return optimizer
-    takes = inspect.signature(type(optimizer)).parameters
-    given = {k: v for k, v in optimizer.defaults.items() if k in takes}
-    given |= {"foreach": None, "fused": None}
-    if kind == "tensor_lr":
-        device = optimizer.param_groups[0]["params"][0].device
-        given["lr"] = torch.tensor(float(given["lr"]), device=device)
-    elif kind == "for_loop":
-        given["foreach"] = False
-    else:
-        given[kind] = True
-    groups = [{"params": group["params"]} for group in optimizer.param_groups]
-    return type(optimizer)(groups, **given)
 
 
 def mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:

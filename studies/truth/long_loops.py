@@ -31,6 +31,9 @@ from statistics import median
 from typing import Any
 
 STUDIES = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(STUDIES))
+from by_hand import rebuilt  # noqa: E402
+
 LOOP_S, LEAD_S = 0.5, 0.125
 WARM_S = {"cpu": 1.0, "cuda": 0.5}
 ROUNDS, PROCESSES = 8, 3
@@ -102,26 +105,6 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
         "fullgraph": config["fullgraph"],
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def rebuilt(optimizer: Any, kind: str) -> Any:
-    """The same optimizer with another implementation of its step."""
-    import torch
-
-    if kind in ("default", "compiled"):
-        return optimizer
-    takes = inspect.signature(type(optimizer)).parameters
-    given = {k: v for k, v in optimizer.defaults.items() if k in takes}
-    given |= {"foreach": None, "fused": None}
-    if kind == "tensor_lr":
-        at = optimizer.param_groups[0]["params"][0].device
-        given["lr"] = torch.tensor(float(given["lr"]), device=at)
-    elif kind == "for_loop":
-        given["foreach"] = False
-    else:
-        given[kind] = True
-    groups = [{"params": group["params"]} for group in optimizer.param_groups]
-    return type(optimizer)(groups, **given)
 
 
 def repeated(model: Any) -> list[Any]:
