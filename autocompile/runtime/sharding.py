@@ -80,7 +80,7 @@ def begin_anew(model: torch.nn.Module) -> None:
 
     After a forward pass without a backward the model has other parameters than its optimizer. A
     gradient that a step does not average yet (``set_requires_gradient_sync(False)``) is in places
-    without a public name (torch 2.11 to 2.13).
+    without a public name (torch 2.11 to 2.15).
     """
     if not is_split_model(model):
         return
@@ -90,7 +90,10 @@ def begin_anew(model: torch.nn.Module) -> None:
             split.reshard()
             for group in _groups_of(split):
                 for each in group.fsdp_params:
-                    each.unsharded_accumulated_grad = None
+                    if "unsharded_accumulated_grad" in vars(
+                        each
+                    ):  # torch 2.15: the next one alone
+                        each.unsharded_accumulated_grad = None
                     if (gathered := vars(each).get("_unsharded_param")) is not None:
                         gathered.grad = None
 
