@@ -90,11 +90,11 @@ def begin_anew(model: torch.nn.Module) -> None:
             split.reshard()
             for group in _groups_of(split):
                 for each in group.fsdp_params:
-                    if "unsharded_accumulated_grad" in vars(
-                        each
-                    ):  # torch 2.15: the next one alone
+                    held = vars(each)
+                    # Since torch 2.15 the gathered parameter has it all.
+                    if "unsharded_accumulated_grad" in held:
                         each.unsharded_accumulated_grad = None
-                    if (gathered := vars(each).get("_unsharded_param")) is not None:
+                    if (gathered := held.get("_unsharded_param")) is not None:
                         gathered.grad = None
 
 
