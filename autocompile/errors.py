@@ -81,11 +81,15 @@ _DELAYED = re.compile(
 
 
 def first_line(text: object) -> str:
-    """The first line that is not blank, or torch's reason if it is below; at most 300 letters."""
+    """The first line that is not blank, or torch's reason if it is below; at most 300 letters.
+
+    With the next one if it ends with a colon.
+    """
     if delayed := _DELAYED.match(str(text)):
         return delayed[1].strip()[:300]
-    lines = (line.strip() for line in str(text).splitlines())
-    return next(filter(None, lines), "")[:300]
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
+    announces = len(lines) > 1 and lines[0].endswith(":")
+    return " ".join(lines[: 2 if announces else 1])[:300]
 
 
 def first_words(error: BaseException) -> str:

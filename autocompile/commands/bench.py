@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import shutil
 import sys
 import tempfile
@@ -35,7 +36,11 @@ from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.store.record import Outcome, RunFolder
 
 SAMPLE = "autocompile.trial.model.sample:get_model"
-_LINES = 12  # of a log
+_LINES, _BEFORE, _FRAMES = 12, 3, 8  # of a log
+# What faulthandler writes.
+_FATAL, _RUNNING = "Fatal Python error: ", "Current thread 0x"
+_DUMP = (_FATAL, _RUNNING, "Thread 0x")
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Bench:
@@ -68,7 +73,7 @@ class Bench:
 def log_shown() -> Iterator[None]:
     """Show the end of the log that an error names, since its folder will be gone.
 
-    Not of one that ends in the exception that is told already: above it are frames of torch.
+    Not where the line of the user's code is named: below it are frames of torch.
     """
     try:
         yield
@@ -76,24 +81,33 @@ def log_shown() -> Iterator[None]:
         *details, last = error.details or ("",)
         if not last.startswith("log: "):
             raise
-        log = end_of(Path(last.removeprefix("log: ")))
-        if log and details and log[-1].startswith(details[0]):
-            log = []
+        names_a_line = len(details) > 1
+        log = [] if names_a_line else end_of(Path(last.removeprefix("log: ")))
         raise TargetError(error.what, *details, *log, hint=error.hint) from None
 
 
 def end_of(log: Path) -> list[str]:
     """The last lines of a log, enough for the end of a traceback; none if there is no log.
 
-    Of a crash, Python writes the innermost frames first: its first lines.
+    Of a crash or a hang what was written before it, and the frames of the thread that ran: Python
+    writes the innermost one first.
     """
     if not log.exists():  # its process was ended before it had begun
         return []
-    text = log.read_text("utf-8", "replace").strip()
-    _, is_crash, frames = text.rpartition("Fatal Python error: ")
-    if is_crash:
-        return (is_crash + frames).splitlines()[:_LINES]
-    return text.splitlines()[-_LINES:]
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    dump = [n for n, line in enumerate(lines) if line.startswith(_DUMP)]
+    running = [n for n in dump if lines[n].startswith(_RUNNING)]
+    if not running:
+        return lines[-_LINES:]
+    before = [line for line in lines[: dump[0]] if line.strip()][-_BEFORE:]
+    fatal = [lines[n] for n in dump if lines[n].startswith(_FATAL)]
+    frames = itertools.takewhile(_is_frame, lines[running[-1] + 1 :])
+    others = [line for line in frames if _PACKAGE not in line and "<frozen" not in line]
+    return [*before, *fatal[-1:], *others[:_FRAMES]]
+
+
+def _is_frame(line: str) -> bool:
+    return line.startswith("  File ")
 
 
 @contextlib.contextmanager

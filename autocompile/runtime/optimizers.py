@@ -144,14 +144,18 @@ def fit_fused(optimizer: torch.optim.Optimizer) -> None:
         if is_ours and _is_converted(optimizer, parameters):
             for p in parameters:
                 _convert(optimizer, p)
-        # These have the strides that checkpoints have. A loop in C: a small step takes 40 us.
-        if all(map(torch.Tensor.is_contiguous, parameters)):
+        # Contiguous ones have the strides that checkpoints have. A GPU's kernels refuse a gradient that
+        # has others, a CPU's do not; to look at each takes a tenth of a small step on a GPU.
+        looks_away = bool(parameters) and parameters[0].is_cpu
+        if not looks_away and all(map(torch.Tensor.is_contiguous, parameters)):
             continue
         for p in parameters:
+            gradient = p.grad
+            if p.is_contiguous() and (gradient is None or gradient.is_contiguous()):
+                continue
             if is_ours and not _is_dense(p):
                 raise UsageError(_SLICE)
-            if not p.is_contiguous():
-                _fit(optimizer, p)
+            _fit(optimizer, p)
 
 
 def _are_fused(groups: list[dict[str, Any]]) -> bool:
@@ -166,7 +170,8 @@ def _is_converted(
     The first one tells: to look at all of them takes longer than some steps.
     """
     for p in parameters:
-        if kept := optimizer.state.get(p):
+        kept = optimizer.state.get(p)
+        if isinstance(kept, dict) and kept:
             others = [
                 x for x in kept.values() if getattr(x, "dtype", p.dtype) != p.dtype
             ]

@@ -123,6 +123,20 @@ def test_a_copy_of_an_optimizer_is_untuned(config: CompileConfig, way: Any) -> N
     torch.testing.assert_close(copied.param_groups[0]["params"][0], p)
 
 
+def test_a_gradient_that_is_assigned_transposed_is_that_of_each_weight() -> None:
+    """A CPU's fused kernel takes its memory as it lies (torch 2.13)."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.ones(8, 8)) for _ in range(2)]
+    optimizers = [torch.optim.Adam([p], lr=0.1) for p in weights]
+    apply_to_optimizer(optimizers[1], FUSED)
+    for _ in range(3):
+        gradient = torch.randn(8, 8).t()
+        for p, optimizer in zip(weights, optimizers, strict=True):
+            p.grad = gradient
+            optimizer.step()
+    assert torch.allclose(*weights)
+
+
 def test_a_copy_of_an_optimizer_that_was_fused_before_is_fused() -> None:
     optimizer = one(fused=True)
     apply_to_optimizer(optimizer, FOR_LOOP)
