@@ -117,7 +117,7 @@ def _read(
     flag: str, fields: Sequence[Declared], value: Any
 ) -> dict[tuple[str, ...], Any]:
     """What was typed for a flag as the values of its fields."""
-    if not value:
+    if value in (None, False, []):  # an empty text was typed
         return {}
     texts = value if isinstance(value, list) else [str(value)]
     found = {each.path: each.option.kind.read(flag, texts) for each in fields}

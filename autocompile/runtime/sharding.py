@@ -80,7 +80,8 @@ def begin_anew(model: torch.nn.Module) -> None:
 
     After a forward pass without a backward the model has other parameters than its optimizer. A
     gradient that a step does not average yet (``set_requires_gradient_sync(False)``) is in places
-    without a public name (torch 2.11 to 2.15).
+    without a public name (torch 2.11 to 2.15). Of HSDP what was averaged in part stays
+    (``set_requires_all_reduce(False)``).
     """
     if not is_split_model(model):
         return

@@ -119,6 +119,12 @@ def _bytes(flag: str, text: str) -> int:
     return int(value)
 
 
+def _name(flag: str, text: str) -> str:
+    if not text.strip():
+        raise UsageError(f"{flag} names nothing: its text is empty")
+    return text
+
+
 def _factor(flag: str, text: str) -> float:
     value = amount(text)
     if value is None:
@@ -220,7 +226,7 @@ _ABOVE_0: Mapping[str, Any] = {
 
 NOTHING = Kind("", lambda flag, texts: None)
 FLAG = Kind("", lambda flag, texts: True, lambda value: [])
-NAME = one("NAME", lambda flag, text: text)
+NAME = one("NAME", _name, "a name", accepts=bool)
 TIME = one("TIME", seconds, write=_write_number, **_ABOVE_0)
 SIZE = one("SIZE", _bytes, **_ABOVE_0)
 FACTOR = one("FACTOR", _factor, write=_write_number, **_ABOVE_0)

@@ -84,12 +84,17 @@ def _checked_spec(spec: str) -> str:
     if library_model(spec):
         return spec  # a trial's process knows whether there is such a model
     place, name = split_spec(spec)
-    if not place:
-        raise TargetError("no target is named", hint="autocompile tune model.py")
+    if not place.strip():
+        raise TargetError(
+            "no target is named",
+            "a target is model.py, model.py:NAME, package.module:NAME or LIBRARY:MODEL",
+        )
     looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
     if looks_like_path or not name:
         path = Path(place)
         if not path.exists():
+            if Path(file := place.rpartition(":")[0]).is_file():
+                raise TargetError(f"{place!r} names nothing in {file}")
             hint = "autocompile init model.py   (writes a file to start from)"
             raise TargetError(f"there is no file {place}", hint=hint)
         if path.is_dir() or path.suffix != ".py":

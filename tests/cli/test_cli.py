@@ -55,7 +55,9 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
     [
         ("tune nowhere.py", ["there is no file nowhere.py", "autocompile init"]),
         ("tune .", ["is not a Python file"]),
-        ("tune ''", ["no target is named", "autocompile tune model.py"]),
+        ("tune ''", ["no target is named", "package.module:NAME"]),
+        ("tune model.py:", ["'model.py:' names nothing in model.py"]),
+        ("tune model.py --device ''", ["--device names nothing"]),
         ("tune model.py --batch-size 0", ["batch size 0 is below 1"]),
         ("tune model.py --batch-size four", ["not a list of whole numbers"]),
         # Given twice it holds both: none is lost in silence.
@@ -191,22 +193,51 @@ def test_a_mistake_in_the_target_is_one_paragraph(
 def test_check_names_the_line_that_fails_and_no_frames_of_torch(
     work: Path, typed: Typed
 ) -> None:
-    (work / "model.py").write_text(MODEL.replace("(batch_size, 8)", "(batch_size, 9)"))
+    own = """
+class Mistake(Exception): pass
+class Net(torch.nn.Module):
+    def forward(self, x):
+        raise Mistake("mine\\nin two lines")
+
+"""
+    text = MODEL.replace("import torch\n", f"import torch\n{own}")
+    (work / "model.py").write_text(text.replace("torch.nn.Linear(8, 4)", "Net()"))
     done = typed("check", "model.py", "--phase", "forward")
     assert done.returncode == 2
     _, what, why, *rest = done.stderr.splitlines()
     assert what.startswith("error: the eager model fails before anything is compiled")
-    assert "mat1 and mat2" in why
-    assert not [line for line in rest if "site-packages" in line], done.stderr
+    assert why == "  Mistake: mine"
+    (place,) = rest
+    assert place.startswith("  model.py:7 "), place
 
 
-def test_check_names_the_line_that_crashes(work: Path, typed: Typed) -> None:
+def test_check_shows_frames_where_no_line_is_the_users(
+    work: Path, typed: Typed
+) -> None:
+    (work / "model.py").write_text(MODEL.replace("(batch_size, 8)", "(batch_size, 9)"))
+    done = typed("check", "model.py", "--phase", "forward")
+    assert "F.linear(" in done.stderr, done.stderr
+
+
+def test_check_names_the_line_that_crashes_and_what_was_written_before(
+    work: Path, typed: Typed
+) -> None:
+    """Other threads come first in what Python writes."""
     inputs = "get_inputs(batch_size):\n"
-    crash = inputs + "    import os; os.abort()\n"
-    (work / "model.py").write_text(MODEL.replace(inputs, crash))
+    crash = """
+    import os, threading, time
+    for _ in range(4):
+        threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
+    print("the disk is full", flush=True)
+    os.abort()
+"""
+    (work / "model.py").write_text(MODEL.replace(inputs, inputs + crash))
     done = typed("check", "model.py", "--phase", "forward")
     assert done.returncode == 2
-    assert 'model.py", line 8 in get_inputs' in done.stderr, done.stderr
+    _, _, why, *shown = done.stderr.splitlines()
+    assert why == "  SIGABRT in eager"
+    assert shown[:2] == ["  the disk is full", "  Fatal Python error: Aborted"]
+    assert all("get_inputs" in line for line in shown[2:]), shown
 
 
 def test_init_writes_a_file_that_check_accepts(

@@ -25,11 +25,14 @@ def pick_device(name: str | None) -> torch.device:
     """The device to tune on; CUDA by default if available."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
+    if name.split(":")[0] not in (
+        "cpu",
+        "cuda",
+    ):  # calls of others cannot be waited for
         raise UsageError(
             f"device {name!r} cannot be used here: calls are timed on a CPU or on a GPU under CUDA "
             "or ROCm",
-            hint="--device cpu   (or --device cuda)",
+            hint="--device cpu, or --device cuda",
         )
     try:
         device = torch.device(name)
@@ -38,7 +41,7 @@ def pick_device(name: str | None) -> torch.device:
         what = f"device {name!r} cannot be used here: {first_line(error)}"
         hint = "autocompile doctor   (tells what can be used here)"
         raise UsageError(what, hint=hint) from None
-    return device
+    return device if device.type == "cuda" else torch.device("cpu")  # cpu:0 is no other
 
 
 def collectives() -> dict[str, int]:
