@@ -34,7 +34,7 @@ def compare_in_algorithm(request: Request, settings: TunedSet) -> dict[str, Any]
     if ending.outcome is not Outcome.OK:
         what = f"the algorithm of {request.target} failed in {ending.step.value}: {ending.message}"
         where = [result.where] if result.where else []
-        raise result.error or TargetError(what, *where, *log[-6:])
+        raise result.error or TargetError(what, *where, *log)
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     measured = {name: getattr(result, name) for name in names}
     gains = figures(result.rounds, result.runners)

@@ -25,10 +25,8 @@ def pick_device(name: str | None) -> torch.device:
     """The device to tune on; CUDA by default if available."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in (
-        "cpu",
-        "cuda",
-    ):  # calls of others cannot be waited for
+    # Elsewhere nothing here waits for a call to end.
+    if name.split(":")[0] not in ("cpu", "cuda"):
         raise UsageError(
             f"device {name!r} cannot be used here: calls are timed on a CPU or on a GPU under CUDA "
             "or ROCm",
