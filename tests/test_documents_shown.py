@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import statistics
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ def test_the_readme_names_the_figures_of_the_studies() -> None:
     networks = json.loads(
         (STUDIES / "truth" / "long_loops_cuda.json").read_text("utf-8")
     )["networks"]
+    off = statistics.median(abs(found["off"]) for found in networks.values())
+    assert f"(GPU {100 * off:.1f} %)" in readme
     held_there = sum(found["held"] for found in networks.values())
     assert f"{held_there} of {len(networks)} on a GPU" in readme
 

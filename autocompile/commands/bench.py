@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import shutil
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import ExportError, TargetError, UsageError
+from autocompile.execute.ending import dump_in
 from autocompile.execute.exclusive import held
 from autocompile.execute.executor import Ending
 from autocompile.execute.job import JobFactory
@@ -36,10 +36,7 @@ from autocompile.settings.tuned import Tuned, TunedSet
 from autocompile.store.record import Outcome, RunFolder
 
 SAMPLE = "autocompile.trial.model.sample:get_model"
-_LINES, _BEFORE, _FRAMES = 12, 3, 8  # of a log
-# What faulthandler writes.
-_FATAL, _RUNNING = "Fatal Python error: ", "Current thread 0x"
-_DUMP = (_FATAL, _RUNNING, "Thread 0x")
+_LINES, _BEFORE, _FRAMES = 12, 4, 8  # of a log
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -94,20 +91,13 @@ def end_of(log: Path) -> list[str]:
     """
     if not log.exists():  # its process was ended before it had begun
         return []
-    lines = log.read_text("utf-8", "replace").strip().splitlines()
-    dump = [n for n, line in enumerate(lines) if line.startswith(_DUMP)]
-    running = [n for n in dump if lines[n].startswith(_RUNNING)]
-    if not running:
-        return lines[-_LINES:]
-    before = [line for line in lines[: dump[0]] if line.strip()][-_BEFORE:]
-    fatal = [lines[n] for n in dump if lines[n].startswith(_FATAL)]
-    frames = itertools.takewhile(_is_frame, lines[running[-1] + 1 :])
+    text = log.read_text("utf-8", "replace").strip()
+    before, frames = dump_in(text)
+    if not frames:
+        return text.splitlines()[-_LINES:]
+    said = [line for line in before.splitlines() if line.strip()]
     others = [line for line in frames if _PACKAGE not in line and "<frozen" not in line]
-    return [*before, *fatal[-1:], *others[:_FRAMES]]
-
-
-def _is_frame(line: str) -> bool:
-    return line.startswith("  File ")
+    return [*said[-_BEFORE:], *others[:_FRAMES]]
 
 
 @contextlib.contextmanager

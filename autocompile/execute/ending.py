@@ -6,6 +6,7 @@ What a station of a cluster adds is about machines; what an exception in a trial
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import time
@@ -16,6 +17,9 @@ from autocompile.execute.memory import oom_kills
 from autocompile.store.record import Outcome, Step
 
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)')
+_THREAD = re.compile(
+    r"^(?=(?:Current thread|Thread) .*\(most recent call first\):$)", re.MULTILINE
+)
 # Whoever else runs, or a fork, may cause these.
 _DOUBTFUL = (Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, Outcome.INFRASTRUCTURE)
 
@@ -128,12 +132,22 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
     return Outcome.CRASHED, step, f"{what}: {lines[-1][:200]}" if lines else what
 
 
+def dump_in(log: str) -> tuple[str, list[str]]:
+    """What stands before a dump of faulthandler, with the fatal error that it names, and the frames
+    of the thread that ran, innermost first.
+
+    No thread is marked where the signal met none of Python's: the last one is then the main thread.
+    """
+    before, *threads = _THREAD.split(log)
+    marked = [thread for thread in threads if thread.startswith("Current")]
+    lines = (marked or threads or [""])[-1].splitlines()[1:]
+    return before, list(itertools.takewhile(lambda s: s.startswith("  File "), lines))
+
+
 def _place(child: Child) -> str:
     """The innermost frame of the thread that was running, as ``, in f (model.py:7)``."""
-    _, found, rest = child.dump.decode("utf-8", "replace").rpartition(
-        "(most recent call first):"
-    )
-    match = _FRAME.search(rest) if found else None
+    _, frames = dump_in(child.dump.decode("utf-8", "replace"))
+    match = _FRAME.search("\n".join(frames))
     if match is None:
         return ""
     name = match["file"].replace("\\", "/").rsplit("/", 1)[-1]

@@ -141,7 +141,7 @@ def _finalists(phase: PhaseResult, records: Sequence[Record]) -> Iterator[Plot]:
     if not rows:
         return
     raced = any(row.sets for row in rows)
-    what = "Finalists" if raced else "Fastest of the search, one process each"
+    what = "The race" if raced else "Fastest of the search, one process each"
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     plot = Plot(
         f"{what}{_at_size(phase.answer)}",

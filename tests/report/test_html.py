@@ -215,7 +215,7 @@ def test_the_policy_lets_no_script_run() -> None:
     [
         (
             "inductor",
-            {"Finalists, batch size 4", "Speed-up against compile time, batch size 4"},
+            {"The race, batch size 4", "Speed-up against compile time, batch size 4"},
         ),
         (
             "gpu_cnn",
